@@ -1,0 +1,84 @@
+"""Prefix caches over a paged token-to-KV pool.
+
+The engine side needs numpy only. `KVPool` and `PageTable`, the worker side, import
+torch when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from .allocator import HOLD_PAGE, TokenToKVPoolAllocator
+from .chunk_cache import ChunkCache
+from .errors import (
+    CacheBusyError,
+    ConfigError,
+    DoubleFreeError,
+    ForeignPageError,
+    IntegrityError,
+    LengthError,
+    OutOfPagesError,
+    PageError,
+    PagesInUseError,
+    RadixKVError,
+    RequestStateError,
+    TokenError,
+    WrongThreadError,
+)
+from .eviction import LFU, EvictionPolicy, Priority
+from .kv_cache_info import KVCacheInfo
+from .memory_manager import MemoryManager
+from .prefix_cache import PrefixCache
+from .radix_cache import RadixCache
+from .radix_node import RadixNode
+from .request_kv import RequestKV
+from .request_table import PADDING_ROW, RequestTable
+from .stats import CacheStats
+
+if TYPE_CHECKING:
+    from .kv_pool import KVPool
+    from .page_table import PageTable
+
+__all__ = [
+    "HOLD_PAGE",
+    "LFU",
+    "PADDING_ROW",
+    "CacheBusyError",
+    "CacheStats",
+    "ChunkCache",
+    "ConfigError",
+    "DoubleFreeError",
+    "EvictionPolicy",
+    "ForeignPageError",
+    "IntegrityError",
+    "KVCacheInfo",
+    "KVPool",
+    "LengthError",
+    "MemoryManager",
+    "OutOfPagesError",
+    "PageError",
+    "PageTable",
+    "PagesInUseError",
+    "PrefixCache",
+    "Priority",
+    "RadixCache",
+    "RadixKVError",
+    "RadixNode",
+    "RequestKV",
+    "RequestStateError",
+    "RequestTable",
+    "TokenError",
+    "TokenToKVPoolAllocator",
+    "WrongThreadError",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the worker side on first use, since it needs torch."""
+    if name == "KVPool":
+        from .kv_pool import KVPool
+
+        return KVPool
+    if name == "PageTable":
+        from .page_table import PageTable
+
+        return PageTable
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

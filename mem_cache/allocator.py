@@ -1,0 +1,264 @@
+"""The token-to-KV-pool allocator: which pages are free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import (
+    ConfigError,
+    DoubleFreeError,
+    ForeignPageError,
+    IntegrityError,
+    PagesInUseError,
+)
+from .sizes import as_size
+
+HOLD_PAGE: Final = 0
+"""Padded tokens write there. It is first, so no resize can move it."""
+
+
+class TokenToKVPoolAllocator:
+    """Hands out the pages ``1..num_pages`` of a paged token-to-KV pool.
+
+    The free pages are a stack in one array with a moving top: `alloc` and `free` touch
+    only the pages that they move. A map of the pages in use makes every wrong `free`
+    loud, in every configuration.
+
+    A fresh allocator hands out ascending pages, and pages that were freed together come
+    back together, so that runs of neighbours survive: a transfer costs per run.
+
+    Example:
+        >>> allocator = TokenToKVPoolAllocator(num_pages=4, page_size=16)
+        >>> pages = allocator.alloc(3)
+        >>> pages
+        array([1, 2, 3], dtype=int32)
+        >>> allocator.alloc(2) is None
+        True
+        >>> allocator.free(pages)
+        >>> allocator.num_free_pages
+        4
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        """Make an allocator with all pages free.
+
+        Args:
+            num_pages: Usable pages, at least 1; page 0 is not counted.
+            page_size: Slots a page, at least 1. This is the page size's only home.
+
+        Raises:
+            ConfigError: A number is not in ``[1, 2**31)``.
+        """
+        self._page_size = as_size("page_size", page_size)
+        self._num_pages = as_size("num_pages", num_pages)
+        self._num_free_pages = 0
+        self.free_all()
+
+    def __repr__(self) -> str:
+        """Show the sizes."""
+        return (
+            f"{type(self).__name__}(num_pages={self._num_pages}, "
+            f"page_size={self._page_size}, num_free_pages={self._num_free_pages})"
+        )
+
+    @property
+    def page_size(self) -> int:
+        """Slots a page."""
+        return self._page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Usable pages, free or not."""
+        return self._num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that `alloc` can hand out now."""
+        return self._num_free_pages
+
+    def alloc(self, num_pages: int) -> NDArray[np.int32] | None:
+        """Take pages off the stack, all or nothing.
+
+        Args:
+            num_pages: Pages to take; 0 gives an empty array.
+
+        Returns:
+            Page ids, int32 `[num_pages]`, ascending. The array is the caller's own.
+            ``None`` if fewer are free; then nothing has changed.
+
+        Raises:
+            ConfigError: `num_pages` is negative.
+        """
+        top = self._num_free_pages
+        if num_pages > top:
+            return None
+        if num_pages < 0:
+            raise ConfigError(f"num_pages must be >= 0, got {num_pages}")
+        pages = self._stack[top - num_pages : top].copy()
+        if num_pages > 1:
+            pages.sort()
+        self._state[pages.astype(np.int64)] = pages
+        self._num_free_pages = top - num_pages
+        return pages
+
+    def free(self, pages: NDArray[np.integer[Any]] | Sequence[int]) -> None:
+        """Put pages back on the stack. A wrong call is refused as a whole.
+
+        Args:
+            pages: Page ids in any order: integers, `[num_pages]`; an array, a list or
+                a tensor (a tensor on a device is copied to the host first).
+
+        Raises:
+            ForeignPageError: An id is outside ``1..num_pages``, or no integer.
+            DoubleFreeError: A page is free already, or is named twice.
+        """
+        ids = self._as_pages(pages)
+        top = self._num_free_pages
+        end = top + len(ids)
+        if end == top:
+            return
+        state = self._state
+        at = ids.astype(np.int64)  # numpy indexes several times faster with int64
+        try:
+            # Negative ids wrap around, but find another page's state there.
+            if end > self._num_pages or state[at].tobytes() != ids.tobytes():
+                self._refuse(ids)
+        except IndexError:
+            self._refuse(ids)
+        # A page named twice remembers only the last of its two places.
+        places = self._places[top:end]
+        state[at] = places
+        if state[at].tobytes() != places.tobytes():
+            state[at] = ids
+            self._refuse(ids)
+        self._stack[top:end] = ids
+        self._num_free_pages = end
+
+    def free_all(self) -> None:
+        """Take every page back: equal to a fresh allocator, order included."""
+        n = self._num_pages
+        self._stack = np.arange(n, 0, -1, dtype=np.int32)
+        # Invariant: a page in use has itself as its state, a free page its place in
+        # the stack as -1 - index. Page 0 is never in use.
+        self._places = np.arange(-1, -1 - n, -1, dtype=np.int32)
+        self._state = np.zeros(n + 1, dtype=np.int32)
+        self._state[0] = -1
+        self._state[self._stack] = self._places
+        self._num_free_pages = n
+
+    def resize(self, num_pages: int) -> None:
+        """Change the number of usable pages; every page in use keeps its id.
+
+        Costs O(pages).
+
+        Args:
+            num_pages: The new number of usable pages, at least 1.
+
+        Raises:
+            ConfigError: `num_pages` is out of range.
+            PagesInUseError: A page above the new end is in use.
+        """
+        num_pages = as_size("num_pages", num_pages)
+        in_the_way = self.num_pages_in_use_above(num_pages)
+        if in_the_way:
+            raise PagesInUseError(num_pages, in_the_way)
+        old = self._num_pages
+        free = self._stack[: self._num_free_pages]
+        # Pages that come in go below the others: they are handed out last.
+        free = np.concatenate(
+            [np.arange(num_pages, old, -1, dtype=np.int32), free[free <= num_pages]]
+        )
+        in_use = self.in_use()
+        self._num_pages = num_pages
+        self.free_all()
+        self._num_free_pages = len(free)
+        self._stack[: len(free)] = free
+        self._state[free] = self._places[: len(free)]
+        self._state[in_use] = in_use
+
+    def num_pages_in_use_above(self, last_page: int) -> int:
+        """Count the pages in use with ids above `last_page`."""
+        return int(np.count_nonzero(self._state[last_page + 1 :] > 0))
+
+    def in_use(self) -> NDArray[np.int32]:
+        """List the pages in use, int32, ascending. Costs O(pages)."""
+        return np.flatnonzero(self._state > 0).astype(np.int32)
+
+    def fragmentation(self) -> float:
+        """Tell the runs of neighbouring ids per thousand free pages.
+
+        1000 means that no two free pages are neighbours; 0 that none is free. Costs
+        O(free pages).
+        """
+        free = np.sort(self._stack[: self._num_free_pages])
+        if len(free) == 0:
+            return 0.0
+        runs = 1 + int(np.count_nonzero(np.diff(free) != 1))
+        return 1000 * runs / len(free)
+
+    def check_integrity(self) -> None:
+        """Recount the free list against the map. Costs O(pages).
+
+        Raises:
+            IntegrityError: They contradict each other; the message names the pages.
+        """
+        free = self._stack[: self._num_free_pages]
+        if free.size and not (free.min() >= 1 and free.max() <= self._num_pages):
+            raise IntegrityError("allocator: the free list holds a foreign page")
+        owners = np.bincount(free, minlength=self._num_pages + 1)
+        owners[self.in_use()] += 1
+        faults = [
+            f"{what}: pages {(np.flatnonzero(bad) + 1).tolist()}"
+            for what, bad in (
+                ("no owner", owners[1:] < 1),
+                ("two owners", owners[1:] > 1),
+            )
+            if bad.any()
+        ]
+        if (self._state[free] != self._places[: len(free)]).any():
+            faults.append("a free page is not at its place in the free list")
+        in_use = self.in_use()
+        if (self._state[in_use] != in_use).any() or self._state[HOLD_PAGE] != -1:
+            faults.append("a page in use has another page's state")
+        if faults:
+            raise IntegrityError("allocator: " + "; ".join(faults))
+
+    def _as_pages(
+        self, pages: NDArray[np.integer[Any]] | Sequence[int]
+    ) -> NDArray[np.int32]:
+        if isinstance(pages, np.ndarray) and pages.dtype == np.int32:
+            array: NDArray[Any] = pages
+        else:
+            # A tensor on a device offers `cpu`; torch itself is not needed here.
+            to_host = getattr(pages, "cpu", None)
+            array = np.asarray(to_host() if to_host else pages)
+        if array.ndim != 1:
+            raise ForeignPageError(f"pages must be flat, got {array.ndim} dimensions")
+        if array.dtype == np.int32 or array.size == 0:
+            return array.astype(np.int32, copy=False)
+        if array.dtype.kind not in "iu":
+            raise ForeignPageError(f"page ids must be integers, got {array.dtype}")
+        outside = array[(array < 1) | (array > self._num_pages)]
+        if outside.size:
+            self._raise_foreign(outside)
+        return array.astype(np.int32)
+
+    def _refuse(self, pages: NDArray[np.int32]) -> None:
+        """Raise the error that says why `pages` cannot be given back."""
+        outside = pages[(pages < 1) | (pages > self._num_pages)]
+        if outside.size:
+            self._raise_foreign(outside)
+        free = pages[self._state[pages] != pages]
+        if free.size:
+            raise DoubleFreeError(f"pages are free already: {free.tolist()}")
+        ids, counts = np.unique(pages, return_counts=True)
+        raise DoubleFreeError(f"pages are named twice: {ids[counts > 1].tolist()}")
+
+    def _raise_foreign(self, pages: NDArray[Any]) -> None:
+        raise ForeignPageError(
+            f"page ids must be in 1..{self._num_pages}, got {pages.tolist()}"
+        )

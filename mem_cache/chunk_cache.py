@@ -1,0 +1,50 @@
+"""The chunk cache: the same interface without sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .eviction import RecencyIndex
+from .memory_manager import MemoryManager
+from .prefix_cache import PrefixCache, check_hashable
+from .radix_tree import RadixTree
+from .request_kv import RequestKV
+from .tokens import TOKEN_BYTES, Tokens, as_tokens
+
+
+class ChunkCache(PrefixCache):
+    """A prefix cache that caches nothing: what a request computed goes with it.
+
+    Its tree stays empty. Engines use it to switch prefix caching off.
+    """
+
+    def __init__(self, memory: MemoryManager) -> None:
+        """Make a cache.
+
+        Args:
+            memory: The allocator and the request table; no other cache may use them.
+
+        Raises:
+            ConfigError: `memory` belongs to another cache.
+        """
+        empty = RadixTree(memory.page_size * TOKEN_BYTES, RecencyIndex())
+        super().__init__(memory, empty)
+
+    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+        """Return 0: nothing is cached."""
+        check_hashable(namespace)
+        as_tokens(tokens)
+        return 0
+
+    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+        """Publish nothing; refuses what every prefix cache refuses."""
+        self._check_cover(request, tokens)
+
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
+        return 0
+
+    def _unlock(self, request: RequestKV) -> None:
+        pass

@@ -1,0 +1,119 @@
+"""Every error that RadixKV raises for a call it refuses.
+
+A refused call changes nothing. Caller mistakes also inherit the built-in that fits, so
+``except ValueError`` keeps working::
+
+    RadixKVError
+    ├── ConfigError (ValueError)              a size or an option out of range
+    ├── TokenError (ValueError)               ids that no int32 vocabulary has
+    ├── LengthError (ValueError)              a length that goes backwards or too far
+    ├── PageError (ValueError)
+    │   ├── DoubleFreeError                   a page that nobody owns, or named twice
+    │   └── ForeignPageError                  a page that this pool never hands out
+    ├── OutOfPagesError (MemoryError)         not even eviction makes enough room
+    ├── PagesInUseError (RuntimeError)        a shrink would cut off pages in use
+    ├── RequestStateError (RuntimeError)      a released, foreign or repeated request
+    ├── CacheBusyError (RuntimeError)         a reset while requests are running
+    ├── WrongThreadError (RuntimeError)       a call from a thread that is not the owner
+    └── IntegrityError (RuntimeError)         the structures contradict each other
+"""
+
+from __future__ import annotations
+
+
+class RadixKVError(Exception):
+    """Base of all errors of this library."""
+
+
+class ConfigError(RadixKVError, ValueError):
+    """A size or an option is out of range."""
+
+
+class TokenError(RadixKVError, ValueError):
+    """Token ids are not a flat sequence of integers in ``[0, 2**31)``."""
+
+
+class LengthError(RadixKVError, ValueError):
+    """A length goes backwards, too far, or does not cover what it must."""
+
+
+class PageError(RadixKVError, ValueError):
+    """Page ids that cannot be given back; the whole call is refused."""
+
+
+class DoubleFreeError(PageError):
+    """A page is free already, or is named twice in one call."""
+
+
+class ForeignPageError(PageError):
+    """A page id is outside ``1..num_pages`` (page 0 is the hold page)."""
+
+
+class OutOfPagesError(RadixKVError, MemoryError):
+    """Not even eviction makes enough room; normal under load.
+
+    Retract a running request, or wait until one finishes.
+
+    Attributes:
+        needed: Pages that the call needed.
+        available: Free pages.
+        evictable: Pages that eviction could free.
+        protected: Pages in the tree that running requests need.
+        held: Pages that running requests own outside the tree.
+    """
+
+    def __init__(
+        self, needed: int, available: int, evictable: int, protected: int, held: int
+    ) -> None:
+        """Keep the numbers, all in pages."""
+        super().__init__(needed, available, evictable, protected, held)
+        self.needed = needed
+        self.available = available
+        self.evictable = evictable
+        self.protected = protected
+        self.held = held
+
+    def __str__(self) -> str:
+        """Say what was needed and where the pages are."""
+        return (
+            f"need {self.needed} pages, got {self.available} free and "
+            f"{self.evictable} evictable ({self.protected} are protected, "
+            f"{self.held} held by running requests)"
+        )
+
+
+class PagesInUseError(RadixKVError, RuntimeError):
+    """A shrink would cut off pages in use.
+
+    Attributes:
+        num_pages_in_use: Pages above the new end that somebody owns.
+    """
+
+    def __init__(self, num_pages: int, num_pages_in_use: int) -> None:
+        """Keep the count of pages in the way of a shrink to `num_pages`."""
+        super().__init__(num_pages, num_pages_in_use)
+        self.num_pages = num_pages
+        self.num_pages_in_use = num_pages_in_use
+
+    def __str__(self) -> str:
+        """Say how many pages are in the way."""
+        return (
+            f"cannot shrink to {self.num_pages} pages: "
+            f"{self.num_pages_in_use} pages above that are in use"
+        )
+
+
+class RequestStateError(RadixKVError, RuntimeError):
+    """A request was released already, is another cache's, or is named twice."""
+
+
+class CacheBusyError(RadixKVError, RuntimeError):
+    """The call needs a cache without running requests."""
+
+
+class WrongThreadError(RadixKVError, RuntimeError):
+    """A cache was called from a thread that does not own it."""
+
+
+class IntegrityError(RadixKVError, RuntimeError):
+    """The structures contradict each other; the message is a signed report."""

@@ -1,0 +1,125 @@
+"""The per-step message from the engine to its workers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker must know of the cache to run one step, and nothing else.
+
+    It holds no K or V and says nothing of layers or heads. Every number is an int32 in
+    one packed buffer, so that a worker uploads a step in one copy::
+
+        payload = rows [num_reqs] | starts [num_reqs] | stops [num_reqs]
+                | page_starts [num_reqs] | page_indptr [num_reqs + 1]
+                | new_pages [num_new_pages] | forgotten_rows [...]
+
+    The messages of one cache are a log: a worker applies each of them once, in order.
+    Within a message the forgotten rows come first, since a row may be used again at
+    once.
+
+    Attributes:
+        num_reqs: Requests in this step.
+        num_new_pages: Page ids that the workers have not seen yet.
+        payload: The packed int32 numbers, in the byte order of the machine.
+    """
+
+    num_reqs: int
+    num_new_pages: int
+    payload: bytes
+
+    @classmethod
+    def pack(
+        cls,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        page_starts: Sequence[int],
+        page_indptr: Sequence[int],
+        new_pages: bytes,
+        forgotten_rows: Sequence[int] = (),
+    ) -> Self:
+        """Pack the numbers of a step into one message.
+
+        Args:
+            rows: Request-table row of each request, `[num_reqs]`.
+            starts: First position to compute, `[num_reqs]`.
+            stops: End of the positions to compute, `[num_reqs]`.
+            page_starts: Column at which each request's new pages begin, `[num_reqs]`.
+            page_indptr: Bounds of each request's part of `new_pages`,
+                `[num_reqs + 1]`.
+            new_pages: Page ids, the bytes of int32 `[num_new_pages]`.
+            forgotten_rows: Rows that were given back since the last message.
+        """
+        head = array("i", rows)
+        head.extend(starts)
+        head.extend(stops)
+        head.extend(page_starts)
+        head.extend(page_indptr)
+        tail = array("i", forgotten_rows).tobytes()
+        return cls(len(rows), len(new_pages) // 4, head.tobytes() + new_pages + tail)
+
+    @classmethod
+    def merge(cls, infos: Sequence[Self]) -> Self:
+        """Join the messages of one step, for example of its extend and its decode."""
+        if len(infos) == 1:
+            return infos[0]
+        indptr = [0]
+        for info in infos:
+            base = indptr[-1]
+            indptr.extend(base + int(end) for end in info.page_indptr[1:])
+        return cls.pack(
+            [int(x) for info in infos for x in info.rows],
+            [int(x) for info in infos for x in info.starts],
+            [int(x) for info in infos for x in info.stops],
+            [int(x) for info in infos for x in info.page_starts],
+            indptr,
+            b"".join(info.new_pages.tobytes() for info in infos),
+            [int(x) for info in infos for x in info.forgotten_rows],
+        )
+
+    def _part(self, start: int, count: int) -> NDArray[np.int32]:
+        return np.frombuffer(self.payload, np.int32, count, 4 * start)
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Request-table row of each request, int32 `[num_reqs]`."""
+        return self._part(0, self.num_reqs)
+
+    @property
+    def starts(self) -> NDArray[np.int32]:
+        """First position to compute of each request, int32 `[num_reqs]`."""
+        return self._part(self.num_reqs, self.num_reqs)
+
+    @property
+    def stops(self) -> NDArray[np.int32]:
+        """Length of each request after this step, int32 `[num_reqs]`."""
+        return self._part(2 * self.num_reqs, self.num_reqs)
+
+    @property
+    def page_starts(self) -> NDArray[np.int32]:
+        """Column at which each request's new pages begin, int32 `[num_reqs]`."""
+        return self._part(3 * self.num_reqs, self.num_reqs)
+
+    @property
+    def page_indptr(self) -> NDArray[np.int32]:
+        """Bounds of each request's part of `new_pages`, int32 `[num_reqs + 1]`."""
+        return self._part(4 * self.num_reqs, self.num_reqs + 1)
+
+    @property
+    def new_pages(self) -> NDArray[np.int32]:
+        """New page ids, request after request, int32 `[num_new_pages]`."""
+        return self._part(5 * self.num_reqs + 1, self.num_new_pages)
+
+    @property
+    def forgotten_rows(self) -> NDArray[np.int32]:
+        """Rows to zero before anything else, int32."""
+        head = 5 * self.num_reqs + 1 + self.num_new_pages
+        return self._part(head, len(self.payload) // 4 - head)

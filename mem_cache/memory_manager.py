@@ -1,0 +1,97 @@
+"""The memory manager: allocator and request table of one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .allocator import TokenToKVPoolAllocator
+from .errors import ConfigError
+from .request_table import RequestTable
+from .sizes import as_size, num_pages_for
+
+if TYPE_CHECKING:
+    from .kv_pool import KVPool
+
+
+class MemoryManager:
+    """The composition root of a process that owns KV memory.
+
+    The allocator is the only holder of the state of pages; the methods here delegate to
+    it. On the engine side there is no pool. Where the process has one, a resize keeps
+    it in step.
+
+    Attributes:
+        allocator: Which pages are free, and the page size.
+        request_table: Which pages each running request uses.
+        kv_pool: The K and V buffers, if this process has them.
+        max_context_len: Longest sequence of a request, in tokens.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        max_num_requests: int,
+        max_context_len: int,
+        kv_pool: KVPool | None = None,
+    ) -> None:
+        """Make the memory of one process, everything free.
+
+        Args:
+            num_pages: Usable pages, ``1..num_pages``; page 0 comes on top.
+            page_size: Slots a page, at least 1.
+            max_num_requests: Requests that can run at a time, at least 1.
+            max_context_len: Longest sequence of a request, in tokens, at least 1.
+            kv_pool: The K and V buffers, if this process has them.
+
+        Raises:
+            ConfigError: A number is out of range.
+        """
+        self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
+        self.max_context_len = as_size("max_context_len", max_context_len)
+        columns = num_pages_for(self.max_context_len, self.page_size)
+        self.request_table = RequestTable(max_num_requests, columns)
+        self.kv_pool = kv_pool
+        self._is_attached = False
+
+    def attach(self) -> None:
+        """Take note that a cache manages this memory from now on.
+
+        Raises:
+            ConfigError: Another cache does already: two would each count the other's
+                pages as lost.
+        """
+        if self._is_attached:
+            raise ConfigError("memory must belong to one cache, got a second one")
+        self._is_attached = True
+
+    @property
+    def num_pages(self) -> int:
+        """Usable pages, free or not."""
+        return self.allocator.num_pages
+
+    @property
+    def page_size(self) -> int:
+        """Slots a page."""
+        return self.allocator.page_size
+
+    @property
+    def max_num_requests(self) -> int:
+        """Requests that can run at a time."""
+        return self.request_table.max_num_requests
+
+    def resize(self, num_pages: int) -> None:
+        """Change the number of usable pages of the allocator, and of a pool.
+
+        Raises:
+            ConfigError: `num_pages` is out of range.
+            PagesInUseError: A page above the new end is in use.
+        """
+        num_pages = as_size("num_pages", num_pages)
+        # At no time may the allocator hand out pages that the pool does not have.
+        if self.kv_pool is not None and num_pages > self.num_pages:
+            self.kv_pool.resize(num_pages)
+        self.allocator.resize(num_pages)
+        if self.kv_pool is not None and num_pages < self.kv_pool.num_pages:
+            self.kv_pool.resize(num_pages)

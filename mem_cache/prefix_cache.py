@@ -1,0 +1,591 @@
+"""What a scheduler may ask of a prefix cache, and what all caches do alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from operator import index
+from threading import get_ident
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import (
+    CacheBusyError,
+    ConfigError,
+    LengthError,
+    OutOfPagesError,
+    PagesInUseError,
+    RequestStateError,
+    WrongThreadError,
+)
+from .integrity import check_cache
+from .kv_cache_info import KVCacheInfo
+from .memory_manager import MemoryManager
+from .radix_node import PAGE_ID_BYTES
+from .radix_tree import RadixTree
+from .request_kv import RequestKV
+from .sizes import as_size
+from .stats import CacheStats
+from .tokens import Tokens, as_tokens
+
+
+class PrefixCache(ABC):
+    """The interface between a batch scheduler and the KV memory.
+
+    At every step boundary ``available + evictable + protected + held = total``, in
+    whole pages, and every page has exactly one owner.
+
+    A cache has one owner thread: the first that changes it. A call that it refuses
+    raises a `RadixKVError` and changes nothing.
+
+    Attributes:
+        memory: The allocator and the request table that it manages, alone.
+    """
+
+    def __init__(self, memory: MemoryManager, tree: RadixTree) -> None:
+        """Take charge of `memory`, which no other cache may use.
+
+        Raises:
+            ConfigError: `memory` belongs to another cache.
+        """
+        memory.attach()
+        self.memory = memory
+        self._tree = tree
+        self._requests: dict[int, RequestKV] = {}
+        self._forgotten_rows: dict[int, None] = {}
+        self._owner: int | None = None
+        self._num_held_pages = 0
+        self._num_admitted_requests = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_published_pages = 0
+        self._num_duplicate_pages = 0
+        self._num_evicted_pages = 0
+
+    # Sizes ------------------------------------------------------------------
+
+    @property
+    def page_size(self) -> int:
+        """Slots a page."""
+        return self.memory.allocator.page_size
+
+    @property
+    def total_size(self) -> int:
+        """Capacity, in tokens."""
+        return self.memory.allocator.num_pages * self.page_size
+
+    @property
+    def available_size(self) -> int:
+        """Free, in tokens."""
+        return self.memory.allocator.num_free_pages * self.page_size
+
+    @property
+    def evictable_size(self) -> int:
+        """In the tree and needed by no running request, in tokens."""
+        return self._tree.num_evictable_pages * self.page_size
+
+    @property
+    def protected_size(self) -> int:
+        """In the tree and needed by a running request, in tokens."""
+        return self._tree.num_protected_pages * self.page_size
+
+    @property
+    def held_size(self) -> int:
+        """In pages that running requests own outside the tree, in tokens."""
+        return self._num_held_pages * self.page_size
+
+    # A request's life -------------------------------------------------------
+
+    @abstractmethod
+    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+        """Tell how many leading tokens are cached, in whole pages.
+
+        Changes nothing: no split, no touch, no lock.
+
+        Args:
+            tokens: Token ids.
+            namespace: Any hashable; equal namespaces share, others share nothing.
+
+        Raises:
+            TokenError: `tokens` are no token ids.
+            ConfigError: `namespace` is not hashable.
+        """
+
+    def admit(
+        self, tokens: Tokens, *, namespace: Hashable = None, priority: int = 0
+    ) -> RequestKV | None:
+        """Start a request: a row, and a lock on its cached prefix.
+
+        The prefix is whole pages and at most ``len(tokens) - 1`` tokens: at least one
+        is left to compute.
+
+        Args:
+            tokens: All token ids known so far, at least one.
+            namespace: Any hashable; equal namespaces share, others share nothing.
+            priority: Raises the priority of the path that the request publishes.
+
+        Returns:
+            The request's handle; all three lengths equal the hit. ``None`` if all rows
+            are taken; then nothing has changed.
+
+        Raises:
+            TokenError: `tokens` are no token ids.
+            LengthError: No tokens, or more than `max_context_len`.
+            ConfigError: `namespace` is not hashable.
+        """
+        self._check_thread()
+        array = as_tokens(tokens)
+        num_tokens = len(array)
+        if not 0 < num_tokens <= self.memory.max_context_len:
+            raise LengthError(
+                f"a request must have 1..{self.memory.max_context_len} tokens, "
+                f"got {num_tokens}"
+            )
+        check_hashable(namespace)
+        table = self.memory.request_table
+        row = table.alloc()
+        if row is None:
+            return None
+        request = RequestKV(row, namespace, priority, 0)
+        self._requests[row] = request
+        cached_len = self._acquire(request, array[:-1])
+        request.protected_len = cached_len
+        request.committed_len = cached_len
+        request.allocated_len = cached_len
+        self._num_admitted_requests += 1
+        self._num_prompt_tokens += num_tokens
+        self._num_cached_tokens += cached_len
+        return request
+
+    def alloc_for_extend(
+        self, requests: Sequence[RequestKV], new_lens: Sequence[int]
+    ) -> KVCacheInfo:
+        """Give slots to the next part of each request's prompt.
+
+        All or nothing for the batch; evicts exactly the shortfall. Each message that
+        this returns must reach every worker, once and in order.
+
+        Args:
+            requests: Running requests, each once. An empty batch is a batch.
+            new_lens: Total length of each request after this step, above its
+                `committed_len`.
+
+        Returns:
+            The step's message: positions ``[committed_len, new_len)`` are to compute.
+
+        Raises:
+            OutOfPagesError: Not even eviction makes enough room.
+            LengthError: A length does not go forward, or passes `max_context_len`.
+            RequestStateError: A request is released, foreign, or named twice.
+        """
+        try:
+            lens = [index(new_len) for new_len in new_lens]
+        except TypeError as error:
+            raise LengthError(f"new_lens must be integers: {error}") from None
+        return self._alloc(requests, lens)
+
+    def alloc_for_decode(
+        self, requests: Sequence[RequestKV], num_tokens: int = 1
+    ) -> KVCacheInfo:
+        """Give each request slots for its next tokens, behind its `committed_len`.
+
+        Args:
+            requests: Running requests, each once. An empty batch is a batch.
+            num_tokens: Tokens a request: 1, or more for drafts.
+
+        Returns:
+            The step's message; see `alloc_for_extend`.
+
+        Raises:
+            OutOfPagesError: Not even eviction makes enough room.
+            ConfigError: `num_tokens` is below 1.
+            LengthError: A length passes `max_context_len`.
+            RequestStateError: A request is released, foreign, or named twice.
+        """
+        num_tokens = as_size("num_tokens", num_tokens)
+        lens = [request.committed_len + num_tokens for request in requests]
+        return self._alloc(requests, lens)
+
+    def commit(self, request: RequestKV, new_len: int) -> None:
+        """Take note that the positions below `new_len` have K and V now.
+
+        Raises:
+            LengthError: `new_len` goes backwards, or beyond `allocated_len`.
+            RequestStateError: The request is released or foreign.
+        """
+        self._check(request)
+        if not request.committed_len <= new_len <= request.allocated_len:
+            raise LengthError(
+                f"new_len must be in {request.committed_len}.."
+                f"{request.allocated_len}, got {new_len}"
+            )
+        request.committed_len = index(new_len)
+
+    def truncate(self, request: RequestKV, new_len: int) -> None:
+        """Drop the positions from `new_len` on, computed or not; frees whole pages.
+
+        Raises:
+            LengthError: `new_len` is below `protected_len` or above `allocated_len`.
+            RequestStateError: The request is released or foreign.
+        """
+        self._check(request)
+        if not request.protected_len <= new_len <= request.allocated_len:
+            raise LengthError(
+                f"new_len must be in {request.protected_len}.."
+                f"{request.allocated_len}, got {new_len}"
+            )
+        self._drop_tail(request, index(new_len))
+
+    @abstractmethod
+    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+        """Publish the full pages that are computed; the request runs on.
+
+        Where another request published the same tokens first, this one's copies are
+        freed, and its row lists the tree's.
+
+        Args:
+            request: A running request.
+            tokens: All its final token ids; at least `committed_len` of them. Drafts
+                must not be among the first `committed_len`.
+
+        Raises:
+            LengthError: `tokens` do not cover `committed_len`.
+            TokenError: `tokens` are no token ids.
+            RequestStateError: The request is released or foreign.
+        """
+
+    def cache_finished_req(self, request: RequestKV, tokens: Tokens) -> None:
+        """Publish the full pages that are computed, and give everything else back.
+
+        The newest sampled token has no K and V yet: with n prompt and k output tokens,
+        ``n + k - 1`` are committed.
+
+        Args:
+            request: A running request; it is released.
+            tokens: See `cache_unfinished_req`.
+
+        Raises:
+            LengthError: `tokens` do not cover `committed_len`.
+            TokenError: `tokens` are no token ids.
+            RequestStateError: The request is released or foreign.
+        """
+        self.cache_unfinished_req(request, tokens)
+        self._close(request)
+
+    def release(self, request: RequestKV) -> None:
+        """Give everything back and publish nothing: abort or retract.
+
+        Raises:
+            RequestStateError: The request is released or foreign.
+        """
+        self._check(request)
+        self._close(request)
+
+    def slots(
+        self, request: RequestKV, start: int = 0, stop: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the slots of a request's positions.
+
+        Args:
+            request: A running request.
+            start: First position.
+            stop: End of the positions; `allocated_len` if ``None``.
+
+        Returns:
+            Slots, int64 `[stop - start]`.
+
+        Raises:
+            LengthError: The positions are not all allocated.
+            RequestStateError: The request is released or foreign.
+        """
+        self._check(request)
+        stop = request.allocated_len if stop is None else stop
+        if not 0 <= start <= stop <= request.allocated_len:
+            raise LengthError(
+                f"positions must be in 0..{request.allocated_len}, got {start}..{stop}"
+            )
+        page_size = self.page_size
+        columns = np.arange(start, stop, dtype=np.int64)
+        offsets = columns % page_size
+        columns //= page_size
+        row = self.memory.request_table.pages[request.req_pool_idx]
+        slots: NDArray[np.int64] = row[columns].astype(np.int64) * page_size + offsets
+        return slots
+
+    # The whole cache --------------------------------------------------------
+
+    def evict_if_needed(self, num_tokens: int) -> int:
+        """Make room for `num_tokens` tokens: evict the shortfall and no more.
+
+        Returns:
+            Tokens evicted, in whole pages; 0 if enough is free. Fewer than the
+            shortfall if fewer are evictable.
+
+        Raises:
+            LengthError: `num_tokens` is negative.
+        """
+        num_pages = self._num_pages(num_tokens)
+        return self._evict(num_pages - self.memory.allocator.num_free_pages)
+
+    def evict(self, num_tokens: int) -> int:
+        """Evict `num_tokens` tokens, whatever is free.
+
+        Returns:
+            Tokens evicted, in whole pages; fewer if fewer are evictable.
+
+        Raises:
+            LengthError: `num_tokens` is negative.
+        """
+        return self._evict(self._num_pages(num_tokens))
+
+    def reset(self) -> None:
+        """Forget everything that is cached.
+
+        Afterwards any thread may become the owner.
+
+        Raises:
+            CacheBusyError: Requests are running.
+        """
+        self._check_thread()
+        if self._requests:
+            raise CacheBusyError(
+                f"reset needs a cache without requests, got {len(self._requests)}"
+            )
+        self._tree.clear()
+        self.memory.allocator.free_all()
+        self.memory.request_table.free_all()
+        self._owner = None
+
+    def resize(self, num_pages: int) -> None:
+        """Change the capacity; every page in use keeps its id.
+
+        A shrink evicts what is cached above the new end.
+
+        Args:
+            num_pages: The new number of usable pages, at least 1.
+
+        Raises:
+            ConfigError: `num_pages` is out of range.
+            PagesInUseError: Running requests need pages above the new end.
+        """
+        self._check_thread()
+        num_pages = as_size("num_pages", num_pages)
+        above = self.memory.allocator.num_pages_in_use_above(num_pages)
+        if above:
+            needed = above - self._tree.num_evictable_pages_above(num_pages)
+            if needed:
+                raise PagesInUseError(num_pages, needed)
+            self._take_back(self._tree.evict_above(num_pages))
+        self.memory.resize(num_pages)
+
+    def check_integrity(self) -> None:
+        """Recount everything from the structures. Costs O(pages + nodes).
+
+        Raises:
+            IntegrityError: The law is broken; the message says which quantity is off
+                by how many pages, and which pages have two owners or none.
+        """
+        check_cache(
+            self.memory, self._tree, list(self._requests.values()), self._num_held_pages
+        )
+
+    def stats(self) -> CacheStats:
+        """Return the sizes and counters. Costs O(free pages)."""
+        page_size = self.page_size
+        return CacheStats(
+            total_size=self.total_size,
+            available_size=self.available_size,
+            evictable_size=self.evictable_size,
+            protected_size=self.protected_size,
+            held_size=self.held_size,
+            num_requests=len(self._requests),
+            num_admitted_requests=self._num_admitted_requests,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_published_tokens=self._num_published_pages * page_size,
+            num_duplicate_tokens=self._num_duplicate_pages * page_size,
+            num_evicted_tokens=self._num_evicted_pages * page_size,
+            runs_per_thousand_pages=self.memory.allocator.fragmentation(),
+        )
+
+    # For the caches themselves ----------------------------------------------
+
+    @abstractmethod
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
+        """Lock the cached prefix of `tokens` and list it in the row; its length."""
+
+    @abstractmethod
+    def _unlock(self, request: RequestKV) -> None:
+        """Give back what `_acquire` locked."""
+
+    def _alloc(self, requests: Sequence[RequestKV], lens: list[int]) -> KVCacheInfo:
+        needed = self._count_new_pages(requests, lens)
+        total = sum(needed)
+        pages = self._take(total) if total else b""
+        table = self.memory.request_table
+        page_size = self.page_size
+        page_starts: list[int] = []
+        page_indptr = [0]
+        parts: list[bytes] = []
+        taken = sent = 0
+        for request, new_len, num_new in zip(requests, lens, needed, strict=True):
+            row = request.req_pool_idx
+            if num_new:
+                column = -(-request.allocated_len // page_size)
+                end = taken + num_new * PAGE_ID_BYTES
+                table.write(row, column, pages[taken:end])
+                taken = end
+            if new_len > request.allocated_len:
+                request.allocated_len = new_len
+            known = request.num_known_pages
+            columns = -(-request.allocated_len // page_size)
+            page_starts.append(known)
+            if columns > known:
+                parts.append(table.read(row, known, columns))
+                sent += columns - known
+                request.num_known_pages = columns
+            page_indptr.append(sent)
+        info = KVCacheInfo.pack(
+            rows=[request.req_pool_idx for request in requests],
+            starts=[request.committed_len for request in requests],
+            stops=lens,
+            page_starts=page_starts,
+            page_indptr=page_indptr,
+            new_pages=b"".join(parts),
+            forgotten_rows=list(self._forgotten_rows),
+        )
+        self._forgotten_rows.clear()
+        return info
+
+    def _count_new_pages(
+        self, requests: Sequence[RequestKV], lens: list[int]
+    ) -> list[int]:
+        """Check a batch, and count the pages that each request needs."""
+        self._check_thread()
+        if len(requests) != len(lens):
+            raise LengthError(
+                f"need one length a request, got {len(lens)} for {len(requests)}"
+            )
+        page_size = self.page_size
+        max_len = self.memory.max_context_len
+        live = self._requests
+        rows: set[int] = set()
+        needed: list[int] = []
+        for request, new_len in zip(requests, lens, strict=True):
+            row = request.req_pool_idx
+            if live.get(row) is not request:
+                self._check(request)
+            rows.add(row)
+            if not request.committed_len < new_len <= max_len:
+                raise LengthError(
+                    f"a new length must be in {request.committed_len + 1}..{max_len}, "
+                    f"got {new_len}"
+                )
+            allocated = request.allocated_len
+            if new_len > allocated:
+                needed.append(-(-new_len // page_size) - -(-allocated // page_size))
+            else:
+                needed.append(0)
+        if len(rows) < len(requests):
+            raise RequestStateError("a batch must name each request once")
+        return needed
+
+    def _take(self, num_pages: int) -> bytes:
+        """Take pages for requests; evicts exactly the shortfall, or refuses."""
+        allocator = self.memory.allocator
+        shortfall = num_pages - allocator.num_free_pages
+        if shortfall > 0:
+            tree = self._tree
+            if shortfall > tree.num_evictable_pages:
+                raise OutOfPagesError(
+                    needed=num_pages,
+                    available=allocator.num_free_pages,
+                    evictable=tree.num_evictable_pages,
+                    protected=tree.num_protected_pages,
+                    held=self._num_held_pages,
+                )
+            self._take_back(tree.evict(shortfall))
+        pages = allocator.alloc(num_pages)
+        assert pages is not None  # the shortfall was evicted
+        self._num_held_pages += num_pages
+        return pages.tobytes()
+
+    def _evict(self, num_pages: int) -> int:
+        self._check_thread()
+        if num_pages <= 0:
+            return 0
+        return self._take_back(self._tree.evict(num_pages)) * self.page_size
+
+    def _take_back(self, evicted: bytes) -> int:
+        num_pages = len(evicted) // PAGE_ID_BYTES
+        self._num_evicted_pages += num_pages
+        self._free(evicted)
+        return num_pages
+
+    def _free(self, pages: bytes) -> None:
+        self.memory.allocator.free(np.frombuffer(pages, np.int32))
+
+    def _drop_tail(self, request: RequestKV, new_len: int) -> None:
+        """Free a request's own pages behind the one that ``new_len - 1`` is in."""
+        page_size = self.page_size
+        first = -(-new_len // page_size)
+        end = -(-request.allocated_len // page_size)
+        if end > first:
+            table = self.memory.request_table
+            self._free(table.read(request.req_pool_idx, first, end))
+            self._num_held_pages -= end - first
+            request.num_known_pages = min(request.num_known_pages, first)
+        request.committed_len = min(request.committed_len, new_len)
+        request.allocated_len = new_len
+
+    def _close(self, request: RequestKV) -> None:
+        self._drop_tail(request, request.protected_len)
+        self._unlock(request)
+        row = request.req_pool_idx
+        del self._requests[row]
+        self._forgotten_rows[row] = None
+        self.memory.request_table.free(row)
+
+    def _check(self, request: RequestKV) -> None:
+        """Refuse a request that this cache does not run, and a foreign thread."""
+        self._check_thread()
+        if self._requests.get(request.req_pool_idx) is not request:
+            raise RequestStateError(
+                f"{request!r} was released already, or is another cache's"
+            )
+
+    def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
+        self._check(request)
+        if len(tokens) < request.committed_len:
+            raise LengthError(
+                f"tokens must cover {request.committed_len} computed positions, "
+                f"got {len(tokens)}"
+            )
+
+    def _check_thread(self) -> None:
+        thread = get_ident()
+        if thread != self._owner:
+            if self._owner is not None:
+                raise WrongThreadError(
+                    "a cache has one owner thread, the first that changed it; "
+                    f"got a call from {thread}, the owner is {self._owner}"
+                )
+            self._owner = thread
+
+    def _num_pages(self, num_tokens: int) -> int:
+        if num_tokens < 0:
+            raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
+        return -(-index(num_tokens) // self.page_size)
+
+
+def check_hashable(namespace: Hashable) -> None:
+    """Refuse a namespace that is not hashable.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        hash(namespace)
+    except TypeError:
+        raise ConfigError(f"namespace must be hashable, got {namespace!r}") from None

@@ -1,0 +1,103 @@
+"""The radix cache: requests share the pages of their common prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .eviction import EvictionPolicy, make_eviction_index
+from .memory_manager import MemoryManager
+from .prefix_cache import PrefixCache, check_hashable
+from .radix_node import PAGE_ID_BYTES
+from .radix_tree import RadixTree
+from .request_kv import RequestKV
+from .tokens import TOKEN_BYTES, Tokens, as_tokens, key_bytes
+
+
+class RadixCache(PrefixCache):
+    """A prefix cache that keeps what finished in a radix tree.
+
+    Example:
+        >>> from radixkv.mem_cache import MemoryManager, RadixCache
+        >>> memory = MemoryManager(8, 4, max_num_requests=2, max_context_len=32)
+        >>> cache = RadixCache(memory)
+        >>> prompt = [1, 2, 3, 4, 5, 6]
+        >>> request = cache.admit(prompt)
+        >>> info = cache.alloc_for_extend([request], [6])
+        >>> cache.commit(request, 6)
+        >>> cache.cache_finished_req(request, prompt)
+        >>> cache.match_prefix(prompt)
+        4
+    """
+
+    def __init__(
+        self, memory: MemoryManager, policy: str | EvictionPolicy = "lru"
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            memory: The allocator and the request table; no other cache may use them.
+            policy: Who is evicted first: ``"lru"``, ``"lfu"``, ``"priority"``, or an
+                object of your own.
+
+        Raises:
+            ConfigError: The policy is unknown, or `memory` belongs to another cache.
+        """
+        index = make_eviction_index(policy)
+        super().__init__(memory, RadixTree(memory.page_size * TOKEN_BYTES, index))
+
+    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+        """Tell how many leading tokens are cached; see `PrefixCache`.
+
+        Complexity: O(nodes on the path) plus one comparison of the matched tokens.
+        """
+        check_hashable(namespace)
+        array = as_tokens(tokens)
+        whole = len(array) // self.page_size * self.page_size
+        return self._tree.match(namespace, array[:whole].tobytes()) // TOKEN_BYTES
+
+    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+        """Publish the full pages that are computed; see `PrefixCache`.
+
+        Complexity: O(new tokens); the walk begins at the request's locked node.
+        """
+        self._check_cover(request, tokens)
+        page_size = self.page_size
+        start = request.protected_len
+        stop = request.committed_len // page_size * page_size
+        if stop == start:
+            return
+        # [start, stop)              computed by this request, whole pages
+        #   [start, known)           the tree has them: our copies are freed
+        #   [known, stop)            ours become the tree's
+        raw = key_bytes(tokens, start, stop)
+        table = self.memory.request_table
+        row = request.req_pool_idx
+        column = start // page_size
+        pages = table.read(row, column, stop // page_size)
+        node = request.node
+        assert node is not None  # `_acquire` set it
+        request.node, known = self._tree.publish(node, raw, pages, request.priority)
+        if known:
+            # First the row, then the free: no row ever lists a free page.
+            table.write(row, column, known)
+            self._free(pages[: len(known)])
+            request.num_known_pages = min(request.num_known_pages, column)
+            self._num_duplicate_pages += len(known) // PAGE_ID_BYTES
+        num_pages = len(pages) // PAGE_ID_BYTES
+        self._num_held_pages -= num_pages
+        self._num_published_pages += num_pages - len(known) // PAGE_ID_BYTES
+        request.protected_len = stop
+
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
+        whole = len(tokens) // self.page_size * self.page_size
+        raw = tokens[:whole].tobytes()
+        request.node, pages = self._tree.acquire(request.namespace, raw)
+        self.memory.request_table.write(request.req_pool_idx, 0, pages)
+        return len(pages) // PAGE_ID_BYTES * self.page_size
+
+    def _unlock(self, request: RequestKV) -> None:
+        assert request.node is not None  # `_acquire` set it
+        self._tree.unlock(request.node)

@@ -1,0 +1,80 @@
+"""A node of the radix tree."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+PAGE_ID_BYTES = 4
+"""Bytes of one page id in a node or a row."""
+
+
+class RadixNode:
+    """A run of whole pages that follows its parent's tokens.
+
+    Tokens and page ids are two byte strings of int32 numbers: comparing is one
+    `memcmp`, a slice is a copy, so no slice keeps a large array alive.
+
+    Attributes:
+        key: Token ids of the run, a positive multiple of the page size.
+        pages: Page ids of the run.
+        parent: The node before it; a root is its own parent.
+        children: Nodes after it, by the bytes of their first page.
+        lock_ref: Leases on this node plus its protected children. Above 0, the node is
+            protected.
+        num_hits: Admissions that used the node.
+        created: Logical time of its first publication.
+        last_use: Logical time of its last release.
+        priority: Highest priority of the requests that published through it.
+    """
+
+    __slots__ = (
+        "children",
+        "created",
+        "key",
+        "last_use",
+        "lock_ref",
+        "num_hits",
+        "pages",
+        "parent",
+        "priority",
+    )
+
+    def __init__(self, key: bytes, pages: bytes, parent: RadixNode | None) -> None:
+        """Make a childless, unprotected node; without a parent it is a root."""
+        self.key = key
+        self.pages = pages
+        self.parent: RadixNode = self if parent is None else parent
+        self.children: dict[bytes, RadixNode] = {}
+        self.lock_ref = 0
+        self.num_hits = 0
+        self.created = 0
+        self.last_use = 0
+        self.priority = 0
+
+    def __repr__(self) -> str:
+        """Show sizes and locks, not the tokens."""
+        return (
+            f"{type(self).__name__}(num_pages={self.num_pages}, "
+            f"lock_ref={self.lock_ref}, num_children={len(self.children)})"
+        )
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the run."""
+        return len(self.pages) // PAGE_ID_BYTES
+
+
+class RadixRoot(RadixNode):
+    """The empty node above a namespace; it is protected for ever.
+
+    Attributes:
+        namespace: What separates its keys from those of every other root.
+    """
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Hashable) -> None:
+        """Make a root without children."""
+        super().__init__(b"", b"", None)
+        self.namespace = namespace
+        self.lock_ref = 1

@@ -1,0 +1,355 @@
+"""The radix tree: which token prefixes are cached, and in which pages.
+
+A pure data structure: it knows no pool, no allocator and no request. Keys are bytes, so
+finding a prefix is one dictionary lookup and one `memcmp` a node. After Zheng et al.,
+"SGLang: Efficient Execution of Structured Language Model Programs" (2023,
+arXiv:2312.07104); different from it: protection is counted lazily, leaves grow in place
+and are evicted page by page from their tail, and a match changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from .eviction import EvictionIndex
+from .radix_node import PAGE_ID_BYTES, RadixNode, RadixRoot
+from .tokens import TOKEN_BYTES
+
+MAX_NODE_SIZE: Final = 16_384
+"""Most tokens of one node: trimming or splitting it copies no more than that."""
+
+_FIRST_COMPARE_BYTES: Final = 4096
+
+
+class PublishResult(NamedTuple):
+    """What became of the pages that were published.
+
+    Attributes:
+        node: The node that the lease moved to.
+        pages: Page ids that the tree had already for the first of the tokens, the bytes
+            of int32. The caller's own copies of them are duplicates.
+    """
+
+    node: RadixNode
+    pages: bytes
+
+
+class RadixTree:
+    """Cached prefixes of all namespaces.
+
+    Attributes:
+        num_evictable_pages: Pages in unprotected nodes.
+        num_protected_pages: Pages in protected nodes.
+    """
+
+    def __init__(self, page_bytes: int, index: EvictionIndex) -> None:
+        """Make an empty tree.
+
+        Args:
+            page_bytes: Bytes of the tokens of one page.
+            index: Keeps the evictable nodes in order; empty.
+        """
+        self._page_bytes = page_bytes
+        self._max_node_bytes = max(
+            MAX_NODE_SIZE * TOKEN_BYTES // page_bytes * page_bytes, page_bytes
+        )
+        self._index = index
+        self._roots: dict[Hashable, RadixRoot] = {}
+        self._clock = 0
+        self.num_evictable_pages = 0
+        self.num_protected_pages = 0
+
+    def match(self, namespace: Hashable, raw: bytes) -> int:
+        """Count the bytes of `raw` that are cached. Changes nothing.
+
+        Args:
+            namespace: Where to look.
+            raw: Tokens, whole pages.
+
+        Complexity: O(nodes on the path) plus one comparison of the matched tokens.
+        """
+        root = self._roots.get(namespace)
+        return self._walk(root, raw)[1] if root else 0
+
+    def acquire(self, namespace: Hashable, raw: bytes) -> tuple[RadixNode, bytes]:
+        """Find and lock the longest cached prefix of `raw`; splits where it ends.
+
+        Args:
+            namespace: Where to look; unknown ones are made.
+            raw: Tokens, whole pages.
+
+        Returns:
+            The node that the lease is on, and the page ids of the prefix, the bytes of
+            int32. Give the lease back with `unlock`.
+        """
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = RadixRoot(namespace)
+        path, _ = self._descend(root, raw)
+        node = path[-1] if path else root
+        self.lock(node)
+        # Only now, since the keys of nodes in the index must not change.
+        for used in path:
+            used.num_hits += 1
+        return node, b"".join([used.pages for used in path])
+
+    def publish(
+        self, node: RadixNode, raw: bytes, pages: bytes, priority: int = 0
+    ) -> PublishResult:
+        """Cache `raw` below `node`, and move the caller's lease to its end.
+
+        Args:
+            node: The node that the caller's lease is on.
+            raw: Tokens, whole pages, at least one.
+            pages: Their page ids, the bytes of int32. Those that are not duplicates
+                belong to the tree from now on.
+            priority: Raises the priority of the whole path.
+        """
+        path, known = self._descend(node, raw)
+        end = path[-1] if path else node
+        if known < len(raw):
+            first_new = known // self._page_bytes * PAGE_ID_BYTES
+            end = self._append(end, raw[known:], pages[first_new:], end is node)
+        else:
+            self.lock(end)
+        if end is not node:
+            self.unlock(node)
+        raised = end
+        while raised.priority < priority:
+            raised.priority = priority
+            raised = raised.parent
+        return PublishResult(end, b"".join([shared.pages for shared in path]))
+
+    def lock(self, node: RadixNode) -> None:
+        """Protect `node` and its ancestors. O(1) if `node` is protected already."""
+        while True:
+            node.lock_ref += 1
+            if node.lock_ref > 1:
+                return
+            num_pages = len(node.pages) // PAGE_ID_BYTES
+            self.num_evictable_pages -= num_pages
+            self.num_protected_pages += num_pages
+            self._index.protect(node)
+            node = node.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        """Give one lease on `node` back. O(1) if others protect it still."""
+        while True:
+            node.lock_ref -= 1
+            if node.lock_ref:
+                break
+            num_pages = len(node.pages) // PAGE_ID_BYTES
+            self.num_evictable_pages += num_pages
+            self.num_protected_pages -= num_pages
+            self._index.release(node)
+            node = node.parent
+        if node.parent is node:
+            self._forget_if_unused(node)
+
+    def evict(self, num_pages: int) -> bytes:
+        """Drop the pages that go first, each from the tail of a leaf.
+
+        Returns:
+            The page ids dropped, the bytes of int32: `num_pages` of them, or all that
+            are evictable.
+
+        Complexity: O(nodes dropped), times O(log leaves) for a keyed policy.
+        """
+        freed: list[bytes] = []
+        while num_pages > 0:
+            node = self._index.first()
+            if node is None:
+                break
+            freed.append(self._cut(node, max(0, node.num_pages - num_pages)))
+            num_pages -= len(freed[-1]) // PAGE_ID_BYTES
+        return b"".join(freed)
+
+    def evict_above(self, last_page: int) -> bytes:
+        """Drop every evictable page with an id above `last_page`, and what follows it.
+
+        Returns:
+            The page ids dropped, the bytes of int32.
+
+        Complexity: O(nodes).
+        """
+        freed: list[bytes] = []
+        stack: list[RadixNode] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            above = np.flatnonzero(np.frombuffer(node.pages, np.int32) > last_page)
+            if node.lock_ref or len(above) == 0:
+                stack.extend(node.children.values())
+                continue
+            below = list(_preorder(node))
+            freed += [self._cut(child, 0) for child in reversed(below[1:])]
+            freed.append(self._cut(node, int(above[0])))
+        return b"".join(freed)
+
+    def num_evictable_pages_above(self, last_page: int) -> int:
+        """Count the evictable pages with ids above `last_page`. O(nodes)."""
+        pages = b"".join(node.pages for node in self.nodes() if node.lock_ref == 0)
+        return int(np.count_nonzero(np.frombuffer(pages, np.int32) > last_page))
+
+    def clear(self) -> None:
+        """Forget everything; no lease may be out."""
+        for node in list(self._index):
+            self._index.protect(node)
+        self._roots.clear()
+        self.num_evictable_pages = 0
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Iterate over all nodes but the roots, parents first."""
+        for root in self._roots.values():
+            for node in _preorder(root):
+                if node is not root:
+                    yield node
+
+    @property
+    def roots(self) -> list[RadixRoot]:
+        """The roots of the namespaces that cache something or have a lease."""
+        return list(self._roots.values())
+
+    @property
+    def index(self) -> EvictionIndex:
+        """The order of eviction."""
+        return self._index
+
+    def _walk(self, node: RadixNode, raw: bytes) -> tuple[list[RadixNode], int, int]:
+        """Follow `raw` below `node`.
+
+        Returns:
+            The nodes on the path; the bytes that match; and, if the match ends inside
+            the last node of the path, how many bytes of that node match, else 0.
+        """
+        page_bytes = self._page_bytes
+        path: list[RadixNode] = []
+        end = len(raw)
+        offset = 0
+        while offset < end:
+            child = node.children.get(raw[offset : offset + page_bytes])
+            if child is None:
+                break
+            path.append(child)
+            if not raw.startswith(child.key, offset):
+                inside = _common_bytes(raw, offset, child.key)
+                inside -= inside % page_bytes
+                return path, offset + inside, inside
+            offset += len(child.key)
+            node = child
+        return path, offset, 0
+
+    def _descend(self, node: RadixNode, raw: bytes) -> tuple[list[RadixNode], int]:
+        """Follow `raw` below `node`, splitting where it ends.
+
+        The caller must protect the last node of the path before anything else: the
+        upper part of an unprotected node that was split is in no index.
+        """
+        path, offset, inside = self._walk(node, raw)
+        if inside:
+            path[-1] = self._split(path[-1], inside)
+        return path, offset
+
+    def _split(self, node: RadixNode, key_bytes: int) -> RadixNode:
+        """Put a new node above `node` that takes the first `key_bytes` of its key.
+
+        `node` stays the same object, so that leases on it stay valid.
+        """
+        page_bytes = self._page_bytes
+        cut = key_bytes // page_bytes * PAGE_ID_BYTES
+        upper = RadixNode(node.key[:key_bytes], node.pages[:cut], node.parent)
+        upper.lock_ref = 1 if node.lock_ref else 0
+        upper.num_hits = node.num_hits
+        upper.created = node.created
+        upper.last_use = node.last_use
+        upper.priority = node.priority
+        node.parent.children[upper.key[:page_bytes]] = upper
+        node.key = node.key[key_bytes:]
+        node.pages = node.pages[cut:]
+        node.parent = upper
+        upper.children[node.key[:page_bytes]] = node
+        return upper
+
+    def _append(
+        self, node: RadixNode, raw: bytes, pages: bytes, is_leased: bool
+    ) -> RadixNode:
+        """Add new tokens behind `node`; returns the leased end."""
+        self.num_protected_pages += len(pages) // PAGE_ID_BYTES
+        if (
+            is_leased
+            and node.lock_ref == 1
+            and not node.children
+            and self._index.grows_leaves
+            and len(node.key) + len(raw) <= self._max_node_bytes
+            and node.parent is not node
+        ):
+            # A leaf that only the caller uses: depth follows branching, not turns.
+            node.key += raw
+            node.pages += pages
+            return node
+        # The first new node is one more protected child of `node`.
+        self.lock(node)
+        self._clock += 1
+        step = self._max_node_bytes
+        page_step = step // self._page_bytes * PAGE_ID_BYTES
+        for i, at in enumerate(range(0, len(raw), step)):
+            part = pages[i * page_step : (i + 1) * page_step]
+            child = RadixNode(raw[at : at + step], part, node)
+            child.lock_ref = 1
+            child.created = self._clock
+            node.children[child.key[: self._page_bytes]] = child
+            node = child
+        return node
+
+    def _cut(self, node: RadixNode, num_pages: int) -> bytes:
+        """Keep the first `num_pages` of an unprotected leaf; returns the rest."""
+        kept = num_pages * PAGE_ID_BYTES
+        freed = node.pages[kept:]
+        self.num_evictable_pages -= len(freed) // PAGE_ID_BYTES
+        if num_pages:
+            node.key = node.key[: num_pages * self._page_bytes]
+            node.pages = node.pages[:kept]
+            return freed
+        self._index.protect(node)
+        parent = node.parent
+        del parent.children[node.key[: self._page_bytes]]
+        if parent.parent is parent:
+            self._forget_if_unused(parent)
+        elif not parent.children and parent.lock_ref == 0:
+            self._index.expose(parent)
+        return freed
+
+    def _forget_if_unused(self, root: RadixNode) -> None:
+        """Drop a root without children and leases: namespaces come and go."""
+        if isinstance(root, RadixRoot) and root.lock_ref == 1 and not root.children:
+            del self._roots[root.namespace]
+
+
+def _preorder(node: RadixNode) -> Iterator[RadixNode]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _common_bytes(raw: bytes, offset: int, key: bytes) -> int:
+    """Count the leading bytes of whole tokens that ``raw[offset:]`` shares with `key`.
+
+    Compares in pieces of growing size, so that an early difference costs little.
+    """
+    end = min(len(raw) - offset, len(key))
+    start, step = 0, _FIRST_COMPARE_BYTES
+    while start < end:
+        count = min(step, end - start) // TOKEN_BYTES
+        ours = np.frombuffer(raw, np.int32, count, offset + start)
+        theirs = np.frombuffer(key, np.int32, count, start)
+        differs = ours != theirs
+        first = int(differs.argmax())
+        if differs[first]:
+            return start + first * TOKEN_BYTES
+        start += count * TOKEN_BYTES
+        step *= 8
+    return end

@@ -1,0 +1,64 @@
+"""The handle of a running request."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from .radix_node import RadixNode
+
+
+class RequestKV:
+    """What the cache keeps for a running request; the scheduler only holds it.
+
+    ==================================  =======  ====================================
+    positions                           owner    meaning
+    ==================================  =======  ====================================
+    ``[0, protected_len)``              tree     shared pages, page aligned
+    ``[protected_len, committed_len)``  request  computed, not yet published
+    ``[committed_len, allocated_len)``  request  allocated, not computed yet
+    ==================================  =======  ====================================
+
+    Everything here is for reading; only the cache writes it.
+
+    Attributes:
+        req_pool_idx: The request's row in the request table.
+        namespace: What separates its prefix from others'.
+        priority: Raises the priority of what it publishes.
+        protected_len: Positions in pages of the tree, in tokens.
+        committed_len: Positions with computed K and V, in tokens.
+        allocated_len: Positions with a slot, in tokens.
+        node: The tree node that its lease is on; ``None`` without a tree.
+        num_known_pages: Leading columns of its row that the workers know.
+    """
+
+    __slots__ = (
+        "allocated_len",
+        "committed_len",
+        "namespace",
+        "node",
+        "num_known_pages",
+        "priority",
+        "protected_len",
+        "req_pool_idx",
+    )
+
+    def __init__(
+        self, req_pool_idx: int, namespace: Hashable, priority: int, cached_len: int
+    ) -> None:
+        """Make the handle of a request whose first `cached_len` tokens are cached."""
+        self.req_pool_idx = req_pool_idx
+        self.namespace = namespace
+        self.priority = priority
+        self.protected_len = cached_len
+        self.committed_len = cached_len
+        self.allocated_len = cached_len
+        self.node: RadixNode | None = None
+        self.num_known_pages = 0
+
+    def __repr__(self) -> str:
+        """Show the row and the lengths."""
+        return (
+            f"RequestKV(req_pool_idx={self.req_pool_idx}, "
+            f"protected_len={self.protected_len}, "
+            f"committed_len={self.committed_len}, allocated_len={self.allocated_len})"
+        )

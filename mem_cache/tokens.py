@@ -1,0 +1,80 @@
+"""Token ids as the cache holds them: int32 in arrays, raw bytes in keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import TokenError
+
+TOKEN_BYTES = 4
+"""Bytes of one token id in a key, and of one page id in a node."""
+
+_INT32 = np.dtype(np.int32)
+
+Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+"""What a caller may pass for token ids: integers in ``[0, 2**31)``."""
+
+
+def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
+    """Turn token ids into an int32 array, or refuse them.
+
+    An int32 array is returned as it is, without a copy. The cost is one pass over the
+    tokens.
+
+    Args:
+        tokens: Integers in ``[0, 2**31)``, flat: a list, a tuple, or an array of any
+            integer type.
+
+    Returns:
+        The same ids, int32 `[num_tokens]`.
+
+    Raises:
+        TokenError: `tokens` is not flat, not integers, or an id is out of range.
+    """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32:
+        array: NDArray[Any] = tokens
+    else:
+        array = _as_integers(tokens)
+    if array.ndim != 1:
+        raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
+    if array.size:
+        # argmin is several times cheaper to call than min.
+        lowest = array[array.argmin()]
+        if lowest < 0:
+            raise TokenError(f"token ids must be in [0, 2**31), got {lowest}")
+    return array.astype(_INT32, copy=False)
+
+
+def _as_integers(tokens: Tokens) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.asarray(tokens)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise TokenError(f"tokens must be a flat list of integers: {error}") from error
+    if array.size == 0:
+        return array.astype(_INT32)
+    if array.dtype.kind not in "iu":
+        # Integers beyond 64 bits arrive as objects; floats and booleans are no ids.
+        raise TokenError(
+            f"token ids must be integers in [0, 2**31), got {array.dtype} values"
+        )
+    if array.max() >= 2**31:
+        raise TokenError(f"token ids must be in [0, 2**31), got {array.max()}")
+    return array
+
+
+def key_bytes(tokens: Tokens, start: int, stop: int) -> bytes:
+    """Encode ``tokens[start:stop]`` as the raw bytes of a key.
+
+    Args:
+        tokens: Integers in ``[0, 2**31)``.
+        start: First token.
+        stop: End of the tokens.
+
+    Raises:
+        TokenError: See `as_tokens`; only the part that is encoded is looked at.
+    """
+    return as_tokens(tokens[start:stop]).tobytes()
