@@ -1,0 +1,39 @@
+"""The limits of a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.mem_cache.errors import ConfigError
+from radixkv.mem_cache.sizes import as_size
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """How much a scheduler may do at a time.
+
+    Attributes:
+        max_running_requests: Requests that run at a time, at least 1.
+        max_batched_tokens: Tokens that a step computes at most; at least
+            `max_running_requests`, so that no decode waits for another.
+        chunked_prefill_size: Prompt tokens that a step computes at most, at least 1.
+            Longer prompts are computed in chunks, so that decodes go on meanwhile.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    max_running_requests: int = 256
+    max_batched_tokens: int = 8192
+    chunked_prefill_size: int = 2048
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        as_size("max_running_requests", self.max_running_requests)
+        as_size("max_batched_tokens", self.max_batched_tokens)
+        as_size("chunked_prefill_size", self.chunked_prefill_size)
+        if self.max_batched_tokens < self.max_running_requests:
+            raise ConfigError(
+                "max_batched_tokens must be >= max_running_requests "
+                f"({self.max_running_requests}), got {self.max_batched_tokens}"
+            )

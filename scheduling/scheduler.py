@@ -1,0 +1,399 @@
+"""The batch scheduler: which tokens of which requests the next step computes."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.mem_cache import (
+    KVCacheInfo,
+    LengthError,
+    OutOfPagesError,
+    PrefixCache,
+    RequestKV,
+    RequestStateError,
+)
+
+from .batch import Batch, BatchEntry
+from .limits import SchedulerLimits
+from .request import FinishReason, Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a step did to one request.
+
+    Attributes:
+        request: The request.
+        token: Its new token; ``None`` if it ended without one.
+        finish_reason: Why it ended; ``None`` if it goes on.
+    """
+
+    request: Request
+    token: int | None
+    finish_reason: FinishReason | None
+
+
+class Scheduler:
+    """Continuous batching over a prefix cache, first come first served.
+
+    A step decodes one token for every request that has its prompt computed, and fills
+    up with chunks of prompts. When decodes run out of pages, the newest requests give
+    theirs back and wait again, so the oldest always goes on. What they had computed
+    stays cached as long as nobody needs the room.
+
+    Use it in turns: `schedule`, run the batch, `update`.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        limits: SchedulerLimits | None = None,
+        *,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """Make a scheduler without requests.
+
+        Args:
+            cache: Where the K and V of its requests are kept.
+            limits: How much it may do at a time.
+            eos_token_ids: Tokens that end every request that does not ignore them.
+        """
+        self.cache = cache
+        self.limits = limits or SchedulerLimits()
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # in the order of arrival
+        self._requests: dict[str | int, Request] = {}
+        self._in_flight: Batch | None = None
+        self._outputs: list[RequestOutput] = []
+        self._num_arrivals = 0
+        self._num_retractions = 0
+
+    @property
+    def num_retractions(self) -> int:
+        """How often requests gave their pages back so that others could go on."""
+        return self._num_retractions
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a part of the cache."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a part of the cache."""
+        return len(self._running)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self._requests)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request that can run to its end, at least alone.
+
+        Raises:
+            LengthError: Prompt and `max_new_tokens` together can never fit.
+            RequestStateError: The request is not new, or its id is in use.
+        """
+        has_run = request.num_output_tokens or request.finish_reason is not None
+        if has_run or request.request_id in self._requests:
+            raise RequestStateError(
+                f"a request must be new, with an id of its own, got {request!r}"
+            )
+        # The newest token needs no slot: it is never fed back.
+        needed = request.num_tokens + request.sampling_params.max_new_tokens - 1
+        longest = min(self.cache.total_size, self.cache.memory.max_context_len)
+        if needed > longest:
+            raise LengthError(
+                f"{request.num_tokens} prompt tokens and max_new_tokens "
+                f"{request.sampling_params.max_new_tokens} need {needed} slots, the "
+                f"longest that fits is {longest}"
+            )
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: str | int) -> None:
+        """End a request in whatever state; unknown and finished ids are ignored.
+
+        Its last output comes with the next `update` or `take_outputs`. If a step is
+        computing it, its memory is given back only when that step is done.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        self._end(request, FinishReason.ABORT)
+
+    def schedule(self) -> Batch | None:
+        """Choose the next step and give it slots.
+
+        Returns:
+            What to compute; pass it to `update` when it is done. ``None`` if no request
+            can go on.
+
+        Raises:
+            RequestStateError: The last batch was not passed to `update`.
+        """
+        if self._in_flight is not None:
+            raise RequestStateError("the last batch must go to update() first")
+        step = _Step(self.cache)
+        num_retractions = self._num_retractions
+        self._decode(step)
+        budget = self.limits.max_batched_tokens - len(step.entries)
+        budget = min(budget, self.limits.chunked_prefill_size)
+        budget = self._continue_prefills(step, budget)
+        if num_retractions == self._num_retractions:
+            # Whoever was retracted must not come back before the pages are used.
+            self._admit(step, budget)
+        self._in_flight = step.batch()
+        return self._in_flight
+
+    def update(
+        self, batch: Batch, next_tokens: NDArray[np.int32]
+    ) -> list[RequestOutput]:
+        """Take note that a step is done.
+
+        Args:
+            batch: What `schedule` returned last.
+            next_tokens: The sampled token of each entry that samples, in order.
+
+        Returns:
+            What became of the requests since the last call, each end exactly once.
+
+        Raises:
+            RequestStateError: `batch` is not the last one.
+            LengthError: Not one token for each entry that samples.
+        """
+        num_sampled = sum(entry.samples for entry in batch.entries)
+        if len(next_tokens) != num_sampled:
+            raise LengthError(f"need {num_sampled} next tokens, got {len(next_tokens)}")
+        self._land(batch)
+        sampled = iter(next_tokens.tolist())
+        for entry in batch.entries:
+            token = next(sampled) if entry.samples else None
+            self._advance(entry, token)
+        return self.take_outputs()
+
+    def cancel(self, batch: Batch) -> None:
+        """Take note that a step failed: its requests end as aborted.
+
+        Raises:
+            RequestStateError: `batch` is not the last one.
+        """
+        self._land(batch)
+        for entry in batch.entries:
+            if entry.request.status is RequestStatus.FINISHED:  # aborted meanwhile
+                self._release(entry.request)
+            else:
+                self._end(entry.request, FinishReason.ABORT)
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Return what became of the requests since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # One step ---------------------------------------------------------------
+
+    def _land(self, batch: Batch) -> None:
+        if batch is not self._in_flight:
+            raise RequestStateError("need the batch that schedule() returned last")
+        self._in_flight = None
+
+    def _decode(self, step: _Step) -> None:
+        """Give a slot to every request that lacks one token."""
+        while True:
+            decoding = [r for r in self._running if _num_uncomputed(r) == 1]
+            try:
+                return step.decode(decoding)
+            except OutOfPagesError:
+                self._retract_newest()
+
+    def _continue_prefills(self, step: _Step, budget: int) -> int:
+        """Go on with half-computed prompts; returns the budget that is left."""
+        for request in [r for r in self._running if _num_uncomputed(r) > 1]:
+            while budget and request.status is RequestStatus.RUNNING:
+                try:
+                    budget -= step.extend(request, budget)
+                    break
+                except OutOfPagesError:
+                    newest = self._running[-1]
+                    if newest in step or (newest is request and step.entries):
+                        break  # others go on, and their pages come free
+                    self._retract_newest()
+        return budget
+
+    def _admit(self, step: _Step, budget: int) -> None:
+        """Start waiting requests, in order, as long as all of their prompt fits."""
+        cache = self.cache
+        while (
+            budget
+            and self._waiting
+            and len(self._running) < self.limits.max_running_requests
+        ):
+            request = self._waiting[0]
+            hit = cache.match_prefix(request.tokens, request.namespace)
+            if not self._fits(request, hit):
+                return  # without having touched the cache
+            kv = cache.admit(
+                request.tokens, namespace=request.namespace, priority=request.priority
+            )
+            if kv is None:
+                return
+            if not self._fits(request, kv.committed_len):
+                # Its hit was counted as room: now it is locked.
+                cache.release(kv)
+                return
+            self._waiting.popleft()
+            self._start(request, kv)
+            budget -= step.extend(request, budget)
+
+    def _fits(self, request: Request, cached_len: int) -> bool:
+        """Tell whether the rest behind `cached_len` fits beside what is running.
+
+        Counted in whole pages: the rest of every prompt, and one page for each running
+        request to decode into.
+        """
+        cache = self.cache
+        page_size = cache.page_size
+        needed = _page_gap(cached_len, request.num_tokens, page_size)
+        for other in self._running:
+            allocated_len = _kv(other).allocated_len
+            needed += _page_gap(allocated_len, other.num_tokens, page_size) + page_size
+        return needed <= cache.available_size + cache.evictable_size
+
+    def _start(self, request: Request, kv: RequestKV) -> None:
+        request.kv = kv
+        request.status = RequestStatus.RUNNING
+        if not request.num_computed_tokens:
+            request.num_cached_tokens = kv.committed_len
+        insort(self._running, request, key=lambda r: r.arrival)
+
+    def _retract_newest(self) -> None:
+        """Take the pages of the newest request back; what it computed stays cached."""
+        request = self._running[-1]
+        if len(self._running) == 1:
+            # It had all pages for itself: the pool was shrunk under it.
+            self._end(request, FinishReason.REFUSED)
+            return
+        self._running.pop()
+        self._num_retractions += 1
+        self.cache.cache_finished_req(_kv(request), request.tokens)
+        request.kv = None
+        request.status = RequestStatus.WAITING
+        request.num_retractions += 1
+        # Older than all that were never admitted, newer than those retracted next.
+        self._waiting.appendleft(request)
+
+    # One request ------------------------------------------------------------
+
+    def _advance(self, entry: BatchEntry, token: int | None) -> None:
+        request = entry.request
+        kv = _kv(request)
+        if request.status is RequestStatus.FINISHED:  # aborted meanwhile
+            self._release(request)
+            return
+        self.cache.commit(kv, entry.stop)
+        num_computed = entry.stop - entry.start
+        request.num_computed_tokens += num_computed
+        if num_computed > 1:
+            self.cache.cache_unfinished_req(kv, request.tokens)
+        if token is None:
+            return
+        request.append(token)
+        reason = self._finish_reason(request, token)
+        self._outputs.append(RequestOutput(request, token, reason))
+        if reason is not None:
+            request.status = RequestStatus.FINISHED
+            request.finish_reason = reason
+            del self._requests[request.request_id]
+            self._running.remove(request)
+            self.cache.cache_finished_req(kv, request.tokens)
+            request.kv = None
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        params = request.sampling_params
+        ends = token in self.eos_token_ids and not params.ignore_eos
+        if ends or token in params.stop_token_ids:
+            return FinishReason.STOP
+        if request.num_output_tokens >= params.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request without a new token."""
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+        self._outputs.append(RequestOutput(request, None, reason))
+        batch = self._in_flight
+        in_flight = batch is not None and any(
+            entry.request is request for entry in batch.entries
+        )
+        if request.kv is not None and not in_flight:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self._running.remove(request)
+        self.cache.release(_kv(request))
+        request.kv = None
+
+
+class _Step:
+    """The batch in the making; it dies with its step."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._infos: list[KVCacheInfo] = []
+        self.entries: list[BatchEntry] = []
+
+    def __contains__(self, request: Request) -> bool:
+        return any(entry.request is request for entry in self.entries)
+
+    def decode(self, requests: list[Request]) -> None:
+        """Add one token of each request, or raise and add nothing."""
+        if requests:
+            info = self._cache.alloc_for_decode([_kv(r) for r in requests])
+            self._infos.append(info)
+            self.entries += [
+                BatchEntry(r, r.num_tokens - 1, r.num_tokens) for r in requests
+            ]
+
+    def extend(self, request: Request, budget: int) -> int:
+        """Add at most `budget` tokens of a request; how many. Or raise and add none."""
+        kv = _kv(request)
+        start = kv.committed_len
+        stop = min(request.num_tokens, start + budget)
+        self._infos.append(self._cache.alloc_for_extend([kv], [stop]))
+        self.entries.append(BatchEntry(request, start, stop))
+        return stop - start
+
+    def batch(self) -> Batch | None:
+        """Return what was added, if anything."""
+        if not self.entries:
+            return None
+        return Batch(tuple(self.entries), KVCacheInfo.merge(self._infos), self._cache)
+
+
+def _kv(request: Request) -> RequestKV:
+    assert request.kv is not None  # running requests have one
+    return request.kv
+
+
+def _num_uncomputed(request: Request) -> int:
+    return request.num_tokens - _kv(request).committed_len
+
+
+def _page_gap(allocated_len: int, num_tokens: int, page_size: int) -> int:
+    """Return the slots that `num_tokens` need beyond `allocated_len`, whole pages."""
+    num_pages = -(-num_tokens // page_size) - -(-allocated_len // page_size)
+    return max(0, num_pages) * page_size
