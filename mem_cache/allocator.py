@@ -31,6 +31,11 @@ class TokenToKVPoolAllocator:
     A fresh allocator hands out ascending pages, and pages that were freed together come
     back together, so that runs of neighbours survive: a transfer costs per run.
 
+    Attributes:
+        page_size: Slots a page; here is its only home.
+        num_pages: Usable pages, free or not. For reading; see `resize`.
+        num_free_pages: Pages that `alloc` can hand out now. For reading.
+
     Example:
         >>> allocator = TokenToKVPoolAllocator(num_pages=4, page_size=16)
         >>> pages = allocator.alloc(3)
@@ -48,37 +53,22 @@ class TokenToKVPoolAllocator:
 
         Args:
             num_pages: Usable pages, at least 1; page 0 is not counted.
-            page_size: Slots a page, at least 1. This is the page size's only home.
+            page_size: Slots a page, at least 1.
 
         Raises:
             ConfigError: A number is not in ``[1, 2**31)``.
         """
-        self._page_size = as_size("page_size", page_size)
-        self._num_pages = as_size("num_pages", num_pages)
-        self._num_free_pages = 0
+        self.page_size: Final = as_size("page_size", page_size)
+        self.num_pages = as_size("num_pages", num_pages)
+        self.num_free_pages = 0
         self.free_all()
 
     def __repr__(self) -> str:
         """Show the sizes."""
         return (
-            f"{type(self).__name__}(num_pages={self._num_pages}, "
-            f"page_size={self._page_size}, num_free_pages={self._num_free_pages})"
+            f"{type(self).__name__}(num_pages={self.num_pages}, "
+            f"page_size={self.page_size}, num_free_pages={self.num_free_pages})"
         )
-
-    @property
-    def page_size(self) -> int:
-        """Slots a page."""
-        return self._page_size
-
-    @property
-    def num_pages(self) -> int:
-        """Usable pages, free or not."""
-        return self._num_pages
-
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that `alloc` can hand out now."""
-        return self._num_free_pages
 
     def alloc(self, num_pages: int) -> NDArray[np.int32] | None:
         """Take pages off the stack, all or nothing.
@@ -93,7 +83,7 @@ class TokenToKVPoolAllocator:
         Raises:
             ConfigError: `num_pages` is negative.
         """
-        top = self._num_free_pages
+        top = self.num_free_pages
         if num_pages > top:
             return None
         if num_pages < 0:
@@ -102,7 +92,7 @@ class TokenToKVPoolAllocator:
         if num_pages > 1:
             pages.sort()
         self._state[pages.astype(np.int64)] = pages
-        self._num_free_pages = top - num_pages
+        self.num_free_pages = top - num_pages
         return pages
 
     def free(self, pages: NDArray[np.integer[Any]] | Sequence[int]) -> None:
@@ -117,38 +107,38 @@ class TokenToKVPoolAllocator:
             DoubleFreeError: A page is free already, or is named twice.
         """
         ids = self._as_pages(pages)
-        top = self._num_free_pages
+        top = self.num_free_pages
         end = top + len(ids)
         if end == top:
             return
         state = self._state
         at = ids.astype(np.int64)  # numpy indexes several times faster with int64
         try:
-            # Negative ids wrap around, but find another page's state there.
-            if end > self._num_pages or state[at].tobytes() != ids.tobytes():
+            # A negative id wraps around, but never to a state that equals it.
+            if end > self.num_pages or state[at].tobytes() != ids.tobytes():
                 self._refuse(ids)
         except IndexError:
             self._refuse(ids)
-        # A page named twice remembers only the last of its two places.
-        places = self._places[top:end]
+        # Of two places, a page named twice remembers only one.
+        places = self._places[: end - top]
         state[at] = places
         if state[at].tobytes() != places.tobytes():
             state[at] = ids
             self._refuse(ids)
+        state[at] = 0
         self._stack[top:end] = ids
-        self._num_free_pages = end
+        self.num_free_pages = end
 
     def free_all(self) -> None:
         """Take every page back: equal to a fresh allocator, order included."""
-        n = self._num_pages
+        n = self.num_pages
         self._stack = np.arange(n, 0, -1, dtype=np.int32)
-        # Invariant: a page in use has itself as its state, a free page its place in
-        # the stack as -1 - index. Page 0 is never in use.
-        self._places = np.arange(-1, -1 - n, -1, dtype=np.int32)
+        self._places = np.arange(n, dtype=np.int32)
+        # Invariant: a page in use has itself as its state, a free page has 0. Page 0 is
+        # neither: its state is no page id at all.
         self._state = np.zeros(n + 1, dtype=np.int32)
-        self._state[0] = -1
-        self._state[self._stack] = self._places
-        self._num_free_pages = n
+        self._state[HOLD_PAGE] = -1
+        self.num_free_pages = n
 
     def resize(self, num_pages: int) -> None:
         """Change the number of usable pages; every page in use keeps its id.
@@ -166,18 +156,17 @@ class TokenToKVPoolAllocator:
         in_the_way = self.num_pages_in_use_above(num_pages)
         if in_the_way:
             raise PagesInUseError(num_pages, in_the_way)
-        old = self._num_pages
-        free = self._stack[: self._num_free_pages]
+        old = self.num_pages
+        free = self._stack[: self.num_free_pages]
         # Pages that come in go below the others: they are handed out last.
         free = np.concatenate(
             [np.arange(num_pages, old, -1, dtype=np.int32), free[free <= num_pages]]
         )
         in_use = self.in_use()
-        self._num_pages = num_pages
+        self.num_pages = num_pages
         self.free_all()
-        self._num_free_pages = len(free)
+        self.num_free_pages = len(free)
         self._stack[: len(free)] = free
-        self._state[free] = self._places[: len(free)]
         self._state[in_use] = in_use
 
     def num_pages_in_use_above(self, last_page: int) -> int:
@@ -194,7 +183,7 @@ class TokenToKVPoolAllocator:
         1000 means that no two free pages are neighbours; 0 that none is free. Costs
         O(free pages).
         """
-        free = np.sort(self._stack[: self._num_free_pages])
+        free = np.sort(self._stack[: self.num_free_pages])
         if len(free) == 0:
             return 0.0
         runs = 1 + int(np.count_nonzero(np.diff(free) != 1))
@@ -206,10 +195,10 @@ class TokenToKVPoolAllocator:
         Raises:
             IntegrityError: They contradict each other; the message names the pages.
         """
-        free = self._stack[: self._num_free_pages]
-        if free.size and not (free.min() >= 1 and free.max() <= self._num_pages):
+        free = self._stack[: self.num_free_pages]
+        if free.size and not (free.min() >= 1 and free.max() <= self.num_pages):
             raise IntegrityError("allocator: the free list holds a foreign page")
-        owners = np.bincount(free, minlength=self._num_pages + 1)
+        owners = np.bincount(free, minlength=self.num_pages + 1)
         owners[self.in_use()] += 1
         faults = [
             f"{what}: pages {(np.flatnonzero(bad) + 1).tolist()}"
@@ -219,11 +208,9 @@ class TokenToKVPoolAllocator:
             )
             if bad.any()
         ]
-        if (self._state[free] != self._places[: len(free)]).any():
-            faults.append("a free page is not at its place in the free list")
         in_use = self.in_use()
         if (self._state[in_use] != in_use).any() or self._state[HOLD_PAGE] != -1:
-            faults.append("a page in use has another page's state")
+            faults.append("a page has a state that is not its own")
         if faults:
             raise IntegrityError("allocator: " + "; ".join(faults))
 
@@ -235,21 +222,24 @@ class TokenToKVPoolAllocator:
         else:
             # A tensor on a device offers `cpu`; torch itself is not needed here.
             to_host = getattr(pages, "cpu", None)
-            array = np.asarray(to_host() if to_host else pages)
+            try:
+                array = np.asarray(to_host() if to_host else pages)
+            except ValueError as error:
+                raise ForeignPageError(f"pages must be flat: {error}") from None
         if array.ndim != 1:
             raise ForeignPageError(f"pages must be flat, got {array.ndim} dimensions")
         if array.dtype == np.int32 or array.size == 0:
             return array.astype(np.int32, copy=False)
         if array.dtype.kind not in "iu":
             raise ForeignPageError(f"page ids must be integers, got {array.dtype}")
-        outside = array[(array < 1) | (array > self._num_pages)]
+        outside = array[(array < 1) | (array > self.num_pages)]
         if outside.size:
             self._raise_foreign(outside)
         return array.astype(np.int32)
 
     def _refuse(self, pages: NDArray[np.int32]) -> None:
         """Raise the error that says why `pages` cannot be given back."""
-        outside = pages[(pages < 1) | (pages > self._num_pages)]
+        outside = pages[(pages < 1) | (pages > self.num_pages)]
         if outside.size:
             self._raise_foreign(outside)
         free = pages[self._state[pages] != pages]
@@ -260,5 +250,5 @@ class TokenToKVPoolAllocator:
 
     def _raise_foreign(self, pages: NDArray[Any]) -> None:
         raise ForeignPageError(
-            f"page ids must be in 1..{self._num_pages}, got {pages.tolist()}"
+            f"page ids must be in 1..{self.num_pages}, got {pages.tolist()}"
         )

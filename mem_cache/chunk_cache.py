@@ -43,8 +43,8 @@ class ChunkCache(PrefixCache):
         """Publish nothing; refuses what every prefix cache refuses."""
         self._check_cover(request, tokens)
 
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
-        return 0
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+        pass
 
     def _unlock(self, request: RequestKV) -> None:
         pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,39 +11,44 @@ from .memory_manager import MemoryManager
 from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
+from .running_requests import RunningRequests
 from .sizes import num_pages_for
 from .tokens import TOKEN_BYTES
 
 
 def check_cache(
-    memory: MemoryManager,
-    tree: RadixTree,
-    requests: Iterable[RequestKV],
-    num_held_pages: int,
+    memory: MemoryManager, tree: RadixTree, running: RunningRequests
 ) -> None:
     """Recount the law and every structure behind it. Costs O(pages + nodes).
 
     Args:
         memory: The allocator and the request table.
         tree: The tree cache.
-        requests: The running requests.
-        num_held_pages: What the cache believes that they hold outside the tree.
+        running: The running requests.
 
     Raises:
         IntegrityError: With a line for each fault: which quantity is off by how many
             pages (counter minus recount), which pages have two owners or none, and
             which nodes or rows are wrong.
     """
-    memory.allocator.check_integrity()
-    requests = list(requests)
+    requests = list(running)
     faults = [
-        *_law_faults(memory, tree, requests, num_held_pages),
+        *_allocator_faults(memory),
+        *_law_faults(memory, tree, requests, running.num_held_pages),
         *_owner_faults(memory, tree, requests),
         *_tree_faults(tree, requests, memory.page_size),
         *_row_faults(memory, requests),
     ]
     if faults:
         raise IntegrityError("\n".join(["the cache contradicts itself:", *faults]))
+
+
+def _allocator_faults(memory: MemoryManager) -> list[str]:
+    try:
+        memory.allocator.check_integrity()
+    except IntegrityError as error:
+        return [str(error)]
+    return []
 
 
 def _held_columns(request: RequestKV, page_size: int) -> tuple[int, int]:
@@ -134,7 +138,7 @@ def _tree_faults(
             faults.append(f"{node!r} is wrongly in or not in the eviction index")
     leases.pop(None, None)
     faults += [f"a lease is on {node!r}, outside the tree" for node in leases]
-    if len(tree.index) > len(nodes):
+    if len(tree.index) > sum(node in tree.index for node in nodes):
         faults.append("the eviction index holds nodes outside the tree")
     first = tree.index.first()
     if first is not None and first.children:
@@ -158,6 +162,8 @@ def _row_faults(memory: MemoryManager, requests: list[RequestKV]) -> list[str]:
             faults.append(f"{request!r}: protected_len does not fit its tree path")
         if not request.protected_len <= request.committed_len <= request.allocated_len:
             faults.append(f"{request!r}: its lengths are out of order")
+        if num_pages_for(request.allocated_len, memory.page_size) != request.num_pages:
+            faults.append(f"{request!r}: num_pages is {request.num_pages}")
     rows = [*memory.request_table.free_rows(), *(r.req_pool_idx for r in requests)]
     if sorted(rows) != list(range(1, memory.max_num_requests + 1)):
         faults.append("a row of the request table is lost, or has two owners")

@@ -58,13 +58,11 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
             new_pages: Page ids, the bytes of int32 `[num_new_pages]`.
             forgotten_rows: Rows that were given back since the last message.
         """
-        head = array("i", rows)
-        head.extend(starts)
-        head.extend(stops)
-        head.extend(page_starts)
-        head.extend(page_indptr)
-        tail = array("i", forgotten_rows).tobytes()
-        return cls(len(rows), len(new_pages) // 4, head.tobytes() + new_pages + tail)
+        head = array("i", [*rows, *starts, *stops, *page_starts, *page_indptr])
+        payload = head.tobytes() + new_pages
+        if forgotten_rows:
+            payload += array("i", forgotten_rows).tobytes()
+        return cls(len(rows), len(new_pages) // 4, payload)
 
     @classmethod
     def merge(cls, infos: Sequence[Self]) -> Self:

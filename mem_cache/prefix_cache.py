@@ -16,16 +16,15 @@ from .errors import (
     LengthError,
     OutOfPagesError,
     PagesInUseError,
-    RequestStateError,
     WrongThreadError,
 )
 from .integrity import check_cache
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
-from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
-from .sizes import as_size
+from .running_requests import RunningRequests
+from .sizes import as_size, num_pages_for
 from .stats import CacheStats
 from .tokens import Tokens, as_tokens
 
@@ -51,11 +50,12 @@ class PrefixCache(ABC):
         """
         memory.attach()
         self.memory = memory
+        self._allocator = memory.allocator
+        self._running = RunningRequests(
+            memory.allocator, memory.request_table, memory.max_context_len
+        )
         self._tree = tree
-        self._requests: dict[int, RequestKV] = {}
-        self._forgotten_rows: dict[int, None] = {}
         self._owner: int | None = None
-        self._num_held_pages = 0
         self._num_admitted_requests = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
@@ -68,17 +68,17 @@ class PrefixCache(ABC):
     @property
     def page_size(self) -> int:
         """Slots a page."""
-        return self.memory.allocator.page_size
+        return self._allocator.page_size
 
     @property
     def total_size(self) -> int:
         """Capacity, in tokens."""
-        return self.memory.allocator.num_pages * self.page_size
+        return self._allocator.num_pages * self.page_size
 
     @property
     def available_size(self) -> int:
         """Free, in tokens."""
-        return self.memory.allocator.num_free_pages * self.page_size
+        return self._allocator.num_free_pages * self.page_size
 
     @property
     def evictable_size(self) -> int:
@@ -93,7 +93,7 @@ class PrefixCache(ABC):
     @property
     def held_size(self) -> int:
         """In pages that running requests own outside the tree, in tokens."""
-        return self._num_held_pages * self.page_size
+        return self._running.num_held_pages * self.page_size
 
     # A request's life -------------------------------------------------------
 
@@ -132,7 +132,7 @@ class PrefixCache(ABC):
         Raises:
             TokenError: `tokens` are no token ids.
             LengthError: No tokens, or more than `max_context_len`.
-            ConfigError: `namespace` is not hashable.
+            ConfigError: `namespace` is not hashable, or `priority` no integer.
         """
         self._check_thread()
         array = as_tokens(tokens)
@@ -143,19 +143,19 @@ class PrefixCache(ABC):
                 f"got {num_tokens}"
             )
         check_hashable(namespace)
-        table = self.memory.request_table
-        row = table.alloc()
-        if row is None:
+        try:
+            priority = index(priority)
+        except TypeError:
+            raise ConfigError(
+                f"priority must be an integer, got {priority!r}"
+            ) from None
+        request = self._running.open(namespace, priority)
+        if request is None:
             return None
-        request = RequestKV(row, namespace, priority, 0)
-        self._requests[row] = request
-        cached_len = self._acquire(request, array[:-1])
-        request.protected_len = cached_len
-        request.committed_len = cached_len
-        request.allocated_len = cached_len
+        self._acquire(request, array)
         self._num_admitted_requests += 1
         self._num_prompt_tokens += num_tokens
-        self._num_cached_tokens += cached_len
+        self._num_cached_tokens += request.protected_len
         return request
 
     def alloc_for_extend(
@@ -235,7 +235,7 @@ class PrefixCache(ABC):
                 f"new_len must be in {request.protected_len}.."
                 f"{request.allocated_len}, got {new_len}"
             )
-        self._drop_tail(request, index(new_len))
+        self._running.drop_tail(request, index(new_len))
 
     @abstractmethod
     def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
@@ -305,13 +305,7 @@ class PrefixCache(ABC):
             raise LengthError(
                 f"positions must be in 0..{request.allocated_len}, got {start}..{stop}"
             )
-        page_size = self.page_size
-        columns = np.arange(start, stop, dtype=np.int64)
-        offsets = columns % page_size
-        columns //= page_size
-        row = self.memory.request_table.pages[request.req_pool_idx]
-        slots: NDArray[np.int64] = row[columns].astype(np.int64) * page_size + offsets
-        return slots
+        return self._running.slots(request, start, stop)
 
     # The whole cache --------------------------------------------------------
 
@@ -326,7 +320,7 @@ class PrefixCache(ABC):
             LengthError: `num_tokens` is negative.
         """
         num_pages = self._num_pages(num_tokens)
-        return self._evict(num_pages - self.memory.allocator.num_free_pages)
+        return self._evict(num_pages - self._allocator.num_free_pages)
 
     def evict(self, num_tokens: int) -> int:
         """Evict `num_tokens` tokens, whatever is free.
@@ -348,12 +342,12 @@ class PrefixCache(ABC):
             CacheBusyError: Requests are running.
         """
         self._check_thread()
-        if self._requests:
+        if len(self._running):
             raise CacheBusyError(
-                f"reset needs a cache without requests, got {len(self._requests)}"
+                f"reset needs a cache without requests, got {len(self._running)}"
             )
         self._tree.clear()
-        self.memory.allocator.free_all()
+        self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
 
@@ -371,7 +365,7 @@ class PrefixCache(ABC):
         """
         self._check_thread()
         num_pages = as_size("num_pages", num_pages)
-        above = self.memory.allocator.num_pages_in_use_above(num_pages)
+        above = self._allocator.num_pages_in_use_above(num_pages)
         if above:
             needed = above - self._tree.num_evictable_pages_above(num_pages)
             if needed:
@@ -386,9 +380,7 @@ class PrefixCache(ABC):
             IntegrityError: The law is broken; the message says which quantity is off
                 by how many pages, and which pages have two owners or none.
         """
-        check_cache(
-            self.memory, self._tree, list(self._requests.values()), self._num_held_pages
-        )
+        check_cache(self.memory, self._tree, self._running)
 
     def stats(self) -> CacheStats:
         """Return the sizes and counters. Costs O(free pages)."""
@@ -399,103 +391,39 @@ class PrefixCache(ABC):
             evictable_size=self.evictable_size,
             protected_size=self.protected_size,
             held_size=self.held_size,
-            num_requests=len(self._requests),
+            num_requests=len(self._running),
             num_admitted_requests=self._num_admitted_requests,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_published_tokens=self._num_published_pages * page_size,
             num_duplicate_tokens=self._num_duplicate_pages * page_size,
             num_evicted_tokens=self._num_evicted_pages * page_size,
-            runs_per_thousand_pages=self.memory.allocator.fragmentation(),
+            runs_per_thousand_pages=self._allocator.fragmentation(),
         )
 
     # For the caches themselves ----------------------------------------------
 
     @abstractmethod
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
-        """Lock the cached prefix of `tokens` and list it in the row; its length."""
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+        """Lock the cached prefix of all `tokens` but the last, and begin with it."""
 
     @abstractmethod
     def _unlock(self, request: RequestKV) -> None:
         """Give back what `_acquire` locked."""
 
     def _alloc(self, requests: Sequence[RequestKV], lens: list[int]) -> KVCacheInfo:
-        needed = self._count_new_pages(requests, lens)
-        total = sum(needed)
-        pages = self._take(total) if total else b""
-        table = self.memory.request_table
-        page_size = self.page_size
-        page_starts: list[int] = []
-        page_indptr = [0]
-        parts: list[bytes] = []
-        taken = sent = 0
-        for request, new_len, num_new in zip(requests, lens, needed, strict=True):
-            row = request.req_pool_idx
-            if num_new:
-                column = -(-request.allocated_len // page_size)
-                end = taken + num_new * PAGE_ID_BYTES
-                table.write(row, column, pages[taken:end])
-                taken = end
-            if new_len > request.allocated_len:
-                request.allocated_len = new_len
-            known = request.num_known_pages
-            columns = -(-request.allocated_len // page_size)
-            page_starts.append(known)
-            if columns > known:
-                parts.append(table.read(row, known, columns))
-                sent += columns - known
-                request.num_known_pages = columns
-            page_indptr.append(sent)
-        info = KVCacheInfo.pack(
-            rows=[request.req_pool_idx for request in requests],
-            starts=[request.committed_len for request in requests],
-            stops=lens,
-            page_starts=page_starts,
-            page_indptr=page_indptr,
-            new_pages=b"".join(parts),
-            forgotten_rows=list(self._forgotten_rows),
-        )
-        self._forgotten_rows.clear()
-        return info
-
-    def _count_new_pages(
-        self, requests: Sequence[RequestKV], lens: list[int]
-    ) -> list[int]:
-        """Check a batch, and count the pages that each request needs."""
         self._check_thread()
-        if len(requests) != len(lens):
-            raise LengthError(
-                f"need one length a request, got {len(lens)} for {len(requests)}"
-            )
-        page_size = self.page_size
-        max_len = self.memory.max_context_len
-        live = self._requests
-        rows: set[int] = set()
-        needed: list[int] = []
-        for request, new_len in zip(requests, lens, strict=True):
-            row = request.req_pool_idx
-            if live.get(row) is not request:
-                self._check(request)
-            rows.add(row)
-            if not request.committed_len < new_len <= max_len:
-                raise LengthError(
-                    f"a new length must be in {request.committed_len + 1}..{max_len}, "
-                    f"got {new_len}"
-                )
-            allocated = request.allocated_len
-            if new_len > allocated:
-                needed.append(-(-new_len // page_size) - -(-allocated // page_size))
-            else:
-                needed.append(0)
-        if len(rows) < len(requests):
-            raise RequestStateError("a batch must name each request once")
-        return needed
+        needed = self._running.count_new_pages(requests, lens)
+        num_pages = sum(needed)
+        pages = self._take(num_pages) if num_pages else b""
+        return self._running.hand_out(requests, lens, needed, pages)
 
     def _take(self, num_pages: int) -> bytes:
         """Take pages for requests; evicts exactly the shortfall, or refuses."""
-        allocator = self.memory.allocator
-        shortfall = num_pages - allocator.num_free_pages
-        if shortfall > 0:
+        allocator = self._allocator
+        shortfall = max(0, num_pages - allocator.num_free_pages)
+        evicted = b""
+        if shortfall:
             tree = self._tree
             if shortfall > tree.num_evictable_pages:
                 raise OutOfPagesError(
@@ -503,13 +431,14 @@ class PrefixCache(ABC):
                     available=allocator.num_free_pages,
                     evictable=tree.num_evictable_pages,
                     protected=tree.num_protected_pages,
-                    held=self._num_held_pages,
+                    held=self._running.num_held_pages,
                 )
-            self._take_back(tree.evict(shortfall))
-        pages = allocator.alloc(num_pages)
-        assert pages is not None  # the shortfall was evicted
-        self._num_held_pages += num_pages
-        return pages.tobytes()
+            # These change hands without a detour through the free list.
+            evicted = tree.evict(shortfall)
+            self._num_evicted_pages += shortfall
+        pages = allocator.alloc(num_pages - shortfall)
+        assert pages is not None  # as many are free
+        return pages.tobytes() + evicted
 
     def _evict(self, num_pages: int) -> int:
         self._check_thread()
@@ -518,42 +447,20 @@ class PrefixCache(ABC):
         return self._take_back(self._tree.evict(num_pages)) * self.page_size
 
     def _take_back(self, evicted: bytes) -> int:
-        num_pages = len(evicted) // PAGE_ID_BYTES
-        self._num_evicted_pages += num_pages
-        self._free(evicted)
-        return num_pages
-
-    def _free(self, pages: bytes) -> None:
-        self.memory.allocator.free(np.frombuffer(pages, np.int32))
-
-    def _drop_tail(self, request: RequestKV, new_len: int) -> None:
-        """Free a request's own pages behind the one that ``new_len - 1`` is in."""
-        page_size = self.page_size
-        first = -(-new_len // page_size)
-        end = -(-request.allocated_len // page_size)
-        if end > first:
-            table = self.memory.request_table
-            self._free(table.read(request.req_pool_idx, first, end))
-            self._num_held_pages -= end - first
-            request.num_known_pages = min(request.num_known_pages, first)
-        request.committed_len = min(request.committed_len, new_len)
-        request.allocated_len = new_len
+        """Free pages that the tree gave up; how many."""
+        pages = np.frombuffer(evicted, np.int32)
+        self._num_evicted_pages += len(pages)
+        self._allocator.free(pages)
+        return len(pages)
 
     def _close(self, request: RequestKV) -> None:
-        self._drop_tail(request, request.protected_len)
+        self._running.close(request)
         self._unlock(request)
-        row = request.req_pool_idx
-        del self._requests[row]
-        self._forgotten_rows[row] = None
-        self.memory.request_table.free(row)
 
     def _check(self, request: RequestKV) -> None:
         """Refuse a request that this cache does not run, and a foreign thread."""
         self._check_thread()
-        if self._requests.get(request.req_pool_idx) is not request:
-            raise RequestStateError(
-                f"{request!r} was released already, or is another cache's"
-            )
+        self._running.check(request)
 
     def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
         self._check(request)
@@ -576,7 +483,7 @@ class PrefixCache(ABC):
     def _num_pages(self, num_tokens: int) -> int:
         if num_tokens < 0:
             raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
-        return -(-index(num_tokens) // self.page_size)
+        return num_pages_for(index(num_tokens), self.page_size)
 
 
 def check_hashable(namespace: Hashable) -> None:

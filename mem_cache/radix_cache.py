@@ -64,7 +64,7 @@ class RadixCache(PrefixCache):
         Complexity: O(new tokens); the walk begins at the request's locked node.
         """
         self._check_cover(request, tokens)
-        page_size = self.page_size
+        page_size = self._allocator.page_size
         start = request.protected_len
         stop = request.committed_len // page_size * page_size
         if stop == start:
@@ -73,30 +73,21 @@ class RadixCache(PrefixCache):
         #   [start, known)           the tree has them: our copies are freed
         #   [known, stop)            ours become the tree's
         raw = key_bytes(tokens, start, stop)
-        table = self.memory.request_table
-        row = request.req_pool_idx
-        column = start // page_size
-        pages = table.read(row, column, stop // page_size)
+        pages = self._running.own_pages(request, stop)
         node = request.node
         assert node is not None  # `_acquire` set it
         request.node, known = self._tree.publish(node, raw, pages, request.priority)
-        if known:
-            # First the row, then the free: no row ever lists a free page.
-            table.write(row, column, known)
-            self._free(pages[: len(known)])
-            request.num_known_pages = min(request.num_known_pages, column)
-            self._num_duplicate_pages += len(known) // PAGE_ID_BYTES
-        num_pages = len(pages) // PAGE_ID_BYTES
-        self._num_held_pages -= num_pages
-        self._num_published_pages += num_pages - len(known) // PAGE_ID_BYTES
-        request.protected_len = stop
+        self._running.hand_over(request, stop, known)
+        num_known = len(known) // PAGE_ID_BYTES
+        self._num_duplicate_pages += num_known
+        self._num_published_pages += len(pages) // PAGE_ID_BYTES - num_known
 
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
-        whole = len(tokens) // self.page_size * self.page_size
+    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+        page_size = self._allocator.page_size
+        whole = (len(tokens) - 1) // page_size * page_size
         raw = tokens[:whole].tobytes()
         request.node, pages = self._tree.acquire(request.namespace, raw)
-        self.memory.request_table.write(request.req_pool_idx, 0, pages)
-        return len(pages) // PAGE_ID_BYTES * self.page_size
+        self._running.begin_with(request, pages)
 
     def _unlock(self, request: RequestKV) -> None:
         assert request.node is not None  # `_acquire` set it

@@ -28,6 +28,7 @@ class RequestKV:
         committed_len: Positions with computed K and V, in tokens.
         allocated_len: Positions with a slot, in tokens.
         node: The tree node that its lease is on; ``None`` without a tree.
+        num_pages: Columns of its row in use: the pages of `allocated_len`.
         num_known_pages: Leading columns of its row that the workers know.
     """
 
@@ -37,22 +38,22 @@ class RequestKV:
         "namespace",
         "node",
         "num_known_pages",
+        "num_pages",
         "priority",
         "protected_len",
         "req_pool_idx",
     )
 
-    def __init__(
-        self, req_pool_idx: int, namespace: Hashable, priority: int, cached_len: int
-    ) -> None:
-        """Make the handle of a request whose first `cached_len` tokens are cached."""
+    def __init__(self, req_pool_idx: int, namespace: Hashable, priority: int) -> None:
+        """Make the handle of a request without pages."""
         self.req_pool_idx = req_pool_idx
         self.namespace = namespace
         self.priority = priority
-        self.protected_len = cached_len
-        self.committed_len = cached_len
-        self.allocated_len = cached_len
+        self.protected_len = 0
+        self.committed_len = 0
+        self.allocated_len = 0
         self.node: RadixNode | None = None
+        self.num_pages = 0
         self.num_known_pages = 0
 
     def __repr__(self) -> str:

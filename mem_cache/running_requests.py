@@ -1,0 +1,227 @@
+"""The running requests: their rows, their own pages, and what workers know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .allocator import TokenToKVPoolAllocator
+from .errors import LengthError, RequestStateError
+from .kv_cache_info import KVCacheInfo
+from .radix_node import PAGE_ID_BYTES
+from .request_kv import RequestKV
+from .request_table import RequestTable
+from .sizes import num_pages_for
+
+
+class RunningRequests:
+    """Which requests run, and which pages each of them uses and owns.
+
+    Attributes:
+        num_held_pages: Pages that requests own outside the tree. For reading.
+    """
+
+    def __init__(
+        self,
+        allocator: TokenToKVPoolAllocator,
+        table: RequestTable,
+        max_context_len: int,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            allocator: Takes back the pages that requests own.
+            table: Lists the pages that requests use.
+            max_context_len: Longest sequence of a request, in tokens.
+        """
+        self._allocator = allocator
+        self._table = table
+        self._max_context_len = max_context_len
+        self._requests: dict[int, RequestKV] = {}
+        self._forgotten_rows: dict[int, None] = {}
+        self.num_held_pages = 0
+
+    def __len__(self) -> int:
+        """Count the running requests."""
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestKV]:
+        """Iterate over the running requests."""
+        return iter(self._requests.values())
+
+    def check(self, request: RequestKV) -> None:
+        """Refuse a request that does not run here.
+
+        Raises:
+            RequestStateError: It was released, or is another cache's.
+        """
+        if self._requests.get(request.req_pool_idx) is not request:
+            raise RequestStateError(
+                f"{request!r} was released already, or is another cache's"
+            )
+
+    def open(self, namespace: Hashable, priority: int) -> RequestKV | None:
+        """Give a new request a row; ``None`` if all are taken."""
+        row = self._table.alloc()
+        if row is None:
+            return None
+        request = self._requests[row] = RequestKV(row, namespace, priority)
+        return request
+
+    def close(self, request: RequestKV) -> None:
+        """Take back a request's own pages and its row."""
+        self.drop_tail(request, request.protected_len)
+        row = request.req_pool_idx
+        del self._requests[row]
+        self._forgotten_rows[row] = None
+        self._table.free(row)
+
+    def begin_with(self, request: RequestKV, pages: bytes) -> None:
+        """List pages of the tree as the prefix of a new request.
+
+        Args:
+            request: A request without pages.
+            pages: Page ids, the bytes of int32.
+        """
+        self._table.write(request.req_pool_idx, 0, pages)
+        request.num_pages = len(pages) // PAGE_ID_BYTES
+        cached_len = request.num_pages * self._allocator.page_size
+        request.protected_len = cached_len
+        request.committed_len = cached_len
+        request.allocated_len = cached_len
+
+    def count_new_pages(
+        self, requests: Sequence[RequestKV], lens: Sequence[int]
+    ) -> list[int]:
+        """Check a batch, and count the pages that each request needs.
+
+        Raises:
+            LengthError: A length does not go forward, or too far.
+            RequestStateError: A request does not run here, or is named twice.
+        """
+        if len(requests) != len(lens):
+            raise LengthError(
+                f"need one length a request, got {len(lens)} for {len(requests)}"
+            )
+        page_size = self._allocator.page_size
+        max_len = self._max_context_len
+        live = self._requests
+        needed: list[int] = []
+        for request, new_len in zip(requests, lens, strict=True):
+            if live.get(request.req_pool_idx) is not request:
+                self.check(request)
+            if not request.committed_len < new_len <= max_len:
+                raise LengthError(
+                    f"a new length must be in {request.committed_len + 1}..{max_len}, "
+                    f"got {new_len}"
+                )
+            num_new = -(-new_len // page_size) - request.num_pages
+            needed.append(num_new if num_new > 0 else 0)
+        if len(requests) > 1 and len(set(requests)) < len(requests):
+            raise RequestStateError("a batch must name each request once")
+        return needed
+
+    def hand_out(
+        self,
+        requests: Sequence[RequestKV],
+        lens: Sequence[int],
+        needed: Sequence[int],
+        pages: bytes,
+    ) -> KVCacheInfo:
+        """Give new pages to the requests of a batch, and tell the workers.
+
+        Args:
+            requests: The batch, checked.
+            lens: Total length of each request after the step.
+            needed: New pages of each request.
+            pages: As many page ids, the bytes of int32.
+        """
+        table = self._table
+        rows: list[int] = []
+        starts: list[int] = []
+        page_starts: list[int] = []
+        page_indptr = [0]
+        parts: list[bytes] = []
+        taken = num_sent = 0
+        for request, new_len, num_new in zip(requests, lens, needed, strict=True):
+            row = request.req_pool_idx
+            if num_new:
+                end = taken + num_new * PAGE_ID_BYTES
+                table.write(row, request.num_pages, pages[taken:end])
+                request.num_pages += num_new
+                taken = end
+            if new_len > request.allocated_len:
+                request.allocated_len = new_len
+            num_pages = request.num_pages
+            num_known = request.num_known_pages
+            if num_known < num_pages:
+                parts.append(table.read(row, num_known, num_pages))
+                num_sent += num_pages - num_known
+                request.num_known_pages = num_pages
+            rows.append(row)
+            starts.append(request.committed_len)
+            page_starts.append(num_known)
+            page_indptr.append(num_sent)
+        self.num_held_pages += len(pages) // PAGE_ID_BYTES
+        forgotten = list(self._forgotten_rows)
+        self._forgotten_rows.clear()
+        return KVCacheInfo.pack(
+            rows, starts, lens, page_starts, page_indptr, b"".join(parts), forgotten
+        )
+
+    def drop_tail(self, request: RequestKV, new_len: int) -> None:
+        """Free a request's own pages behind the one that ``new_len - 1`` is in."""
+        kept = num_pages_for(new_len, self._allocator.page_size)
+        if kept < request.num_pages:
+            self._free(self._table.read(request.req_pool_idx, kept, request.num_pages))
+            self.num_held_pages -= request.num_pages - kept
+            request.num_pages = kept
+            request.num_known_pages = min(request.num_known_pages, kept)
+        request.committed_len = min(request.committed_len, new_len)
+        request.allocated_len = new_len
+
+    def own_pages(self, request: RequestKV, stop: int) -> bytes:
+        """Return the page ids of ``[protected_len, stop)``, the bytes of int32.
+
+        Args:
+            request: A running request.
+            stop: End of the positions, page aligned.
+        """
+        page_size = self._allocator.page_size
+        return self._table.read(
+            request.req_pool_idx, request.protected_len // page_size, stop // page_size
+        )
+
+    def hand_over(self, request: RequestKV, stop: int, known: bytes) -> None:
+        """Make the pages of ``[protected_len, stop)`` the tree's.
+
+        Args:
+            request: A running request.
+            stop: End of the positions, page aligned.
+            known: Page ids that the tree had for the first of them, the bytes of int32;
+                the request's own are duplicates.
+        """
+        column = request.protected_len // self._allocator.page_size
+        if known:
+            row = request.req_pool_idx
+            end = column + len(known) // PAGE_ID_BYTES
+            duplicates = self._table.read(row, column, end)
+            # First the row, then the free: no row ever lists a free page.
+            self._table.write(row, column, known)
+            self._free(duplicates)
+            request.num_known_pages = min(request.num_known_pages, column)
+        self.num_held_pages -= stop // self._allocator.page_size - column
+        request.protected_len = stop
+
+    def slots(self, request: RequestKV, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the slots of the positions ``[start, stop)``, int64."""
+        page_size = self._allocator.page_size
+        positions = np.arange(start, stop, dtype=np.int64)
+        pages = self._table.pages[request.req_pool_idx][positions // page_size]
+        slots: NDArray[np.int64] = pages.astype(np.int64) * page_size
+        return slots + positions % page_size
+
+    def _free(self, pages: bytes) -> None:
+        self._allocator.free(np.frombuffer(pages, np.int32))
