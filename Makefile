@@ -8,7 +8,7 @@ DOCS := $(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test docs format api coverage soak setup clean
+.PHONY: help bench test docs format api speed coverage soak setup clean
 
 help: ## List the commands.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -35,6 +35,9 @@ format: .venv/.installed-dev ## Format the code and fix what ruff can fix.
 
 api: .venv/.installed-dev ## Accept a change of the public API into its snapshot.
 	$(BIN)/python tests/docs/snapshot_api.py > tests/docs/public_api.txt
+
+speed: .venv/.installed-dev ## Measure cache management without a model; see benchmarks/.
+	$(BIN)/pytest benchmarks $(ARGS)
 
 coverage: .venv/.installed-dev ## Show the lines and branches that no test reaches.
 	$(BIN)/pytest --cov

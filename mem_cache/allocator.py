@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from .errors import (
     PagesInUseError,
 )
 from .sizes import as_size
+
+_INT32 = np.dtype(np.int32)
 
 HOLD_PAGE: Final = 0
 """Padded tokens write there. It is first, so no resize can move it."""
@@ -89,8 +91,7 @@ class TokenToKVPoolAllocator:
         if num_pages < 0:
             raise ConfigError(f"num_pages must be >= 0, got {num_pages}")
         pages = self._stack[top - num_pages : top].copy()
-        if num_pages > 1:
-            pages.sort()
+        pages.sort()
         self._state[pages.astype(np.int64)] = pages
         self.num_free_pages = top - num_pages
         return pages
@@ -217,25 +218,22 @@ class TokenToKVPoolAllocator:
     def _as_pages(
         self, pages: NDArray[np.integer[Any]] | Sequence[int]
     ) -> NDArray[np.int32]:
-        if isinstance(pages, np.ndarray) and pages.dtype == np.int32:
-            array: NDArray[Any] = pages
-        else:
-            # A tensor on a device offers `cpu`; torch itself is not needed here.
-            to_host = getattr(pages, "cpu", None)
-            try:
-                array = np.asarray(to_host() if to_host else pages)
-            except ValueError as error:
-                raise ForeignPageError(f"pages must be flat: {error}") from None
+        if isinstance(pages, np.ndarray) and pages.dtype == _INT32 and pages.ndim == 1:
+            return cast("NDArray[np.int32]", pages)
+        # A tensor on a device offers `cpu`; torch itself is not needed here.
+        to_host = getattr(pages, "cpu", None)
+        try:
+            array: NDArray[Any] = np.asarray(to_host() if to_host else pages)
+        except ValueError as error:
+            raise ForeignPageError(f"pages must be flat: {error}") from None
         if array.ndim != 1:
             raise ForeignPageError(f"pages must be flat, got {array.ndim} dimensions")
-        if array.dtype == np.int32 or array.size == 0:
-            return array.astype(np.int32, copy=False)
-        if array.dtype.kind not in "iu":
+        if array.size and array.dtype.kind not in "iu":
             raise ForeignPageError(f"page ids must be integers, got {array.dtype}")
         outside = array[(array < 1) | (array > self.num_pages)]
         if outside.size:
             self._raise_foreign(outside)
-        return array.astype(np.int32)
+        return array.astype(_INT32)
 
     def _refuse(self, pages: NDArray[np.int32]) -> None:
         """Raise the error that says why `pages` cannot be given back."""

@@ -16,9 +16,9 @@ class EvictionPolicy(Protocol):
     """What decides the order of eviction; pass an object of your own class.
 
     Example:
-        >>> class ShortestFirst:
+        >>> class OldestFirst:
         ...     def key(self, node):
-        ...         return node.num_pages
+        ...         return node.created
     """
 
     def key(self, node: RadixNode) -> Any:  # noqa: ANN401 - whatever compares
@@ -204,6 +204,8 @@ def make_eviction_index(policy: str | EvictionPolicy) -> EvictionIndex:
             names = ", ".join(["lru", *_POLICIES])
             raise ConfigError(f"policy must be one of {names}, got {policy!r}")
         policy = _POLICIES[policy]()
-    if not callable(getattr(policy, "key", None)):
-        raise ConfigError(f"policy must have a method key(node), got {policy!r}")
+    if isinstance(policy, type) or not callable(getattr(policy, "key", None)):
+        raise ConfigError(
+            f"policy must be an object with a method key(node), got {policy!r}"
+        )
     return KeyedIndex(policy)

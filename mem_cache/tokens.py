@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,20 +36,18 @@ def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
         TokenError: `tokens` is not flat, not integers, or an id is out of range.
     """
     if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32:
-        array: NDArray[Any] = tokens
+        array = cast("NDArray[np.int32]", tokens)
     else:
-        array = _as_integers(tokens)
+        array = _convert(tokens)
     if array.ndim != 1:
         raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
-    if array.size:
-        # argmin is several times cheaper to call than min.
-        lowest = array[array.argmin()]
-        if lowest < 0:
-            raise TokenError(f"token ids must be in [0, 2**31), got {lowest}")
-    return array.astype(_INT32, copy=False)
+    # argmin is several times cheaper to call than min.
+    if len(array) and (lowest := array[array.argmin()]) < 0:
+        raise TokenError(f"token ids must be in [0, 2**31), got {lowest}")
+    return array
 
 
-def _as_integers(tokens: Tokens) -> NDArray[Any]:
+def _convert(tokens: Tokens) -> NDArray[np.int32]:
     try:
         array: NDArray[Any] = np.asarray(tokens)
     except (ValueError, OverflowError, TypeError) as error:
@@ -61,9 +59,10 @@ def _as_integers(tokens: Tokens) -> NDArray[Any]:
         raise TokenError(
             f"token ids must be integers in [0, 2**31), got {array.dtype} values"
         )
-    if array.max() >= 2**31:
-        raise TokenError(f"token ids must be in [0, 2**31), got {array.max()}")
-    return array
+    for bound in (array.min(), array.max()):
+        if not 0 <= bound < 2**31:
+            raise TokenError(f"token ids must be in [0, 2**31), got {bound}")
+    return array.astype(_INT32)
 
 
 def key_bytes(tokens: Tokens, start: int, stop: int) -> bytes:

@@ -49,6 +49,28 @@ def generate_reference(
     return tokens
 
 
+def predict_reference(
+    model: TransformersObject, prompt: Tokens, output: list[int]
+) -> list[int]:
+    """Return the model's greedy choice at each position of an output, uncached.
+
+    One forward pass over prompt and output, without any cache. If all choices equal the
+    output, then so does what `generate` makes without a cache: each of its tokens is
+    the choice behind the tokens before it.
+
+    Args:
+        model: A transformers causal language model; it may be in use by a runner.
+        prompt: Token ids in `[0, 2**31)`, `[num_prompt_tokens]`.
+        output: The tokens after the prompt, at least one.
+    """
+    tokens = [*as_tokens(prompt).tolist(), *output[:-1]]
+    ids = torch.tensor(tokens, dtype=torch.int64, device=model.device)[None]
+    with _plain(model), torch.inference_mode():
+        logits = model(ids, use_cache=False, logits_to_keep=len(output)).logits
+    choices: list[int] = logits[0].argmax(-1).tolist()
+    return choices
+
+
 def count_wrong_tokens(reference: list[int], output: list[int]) -> int:
     """Count the positions at which two outputs differ, missing ones included."""
     differ = sum(a != b for a, b in zip(reference, output, strict=False))

@@ -1,0 +1,99 @@
+"""What cache management costs: a request, a decode step, a long prompt, an eviction.
+
+Fixed seeds, page size 16. Nothing here is asserted on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from radixkv.mem_cache import MemoryManager, RadixCache, RequestKV
+
+PAGE_SIZE = 16
+
+
+def make_cache(num_pages: int, *, max_context_len: int = 16_384) -> RadixCache:
+    return RadixCache(
+        MemoryManager(
+            num_pages, PAGE_SIZE, max_num_requests=256, max_context_len=max_context_len
+        )
+    )
+
+
+def random_tokens(count: int, seed: int) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, 128_000, count, dtype=np.int32)
+
+
+def prefill(cache: RadixCache, prompt: NDArray[np.int32]) -> RequestKV:
+    request = cache.admit(prompt)
+    assert request is not None
+    cache.alloc_for_extend([request], [len(prompt)])
+    cache.commit(request, len(prompt))
+    cache.cache_unfinished_req(request, prompt)
+    return request
+
+
+def run(cache: RadixCache, prompt: NDArray[np.int32], full: NDArray[np.int32]) -> None:
+    request = prefill(cache, prompt)
+    cache.alloc_for_decode([request], len(full) - len(prompt))
+    cache.commit(request, len(full))
+    cache.cache_finished_req(request, full)
+
+
+def few_shot(shared: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+    seed = 1
+    while True:
+        yield np.concatenate([shared, random_tokens(100, seed)])
+        seed += 1
+
+
+def test_few_shot_request_in_a_full_pool(benchmark: BenchmarkFixture) -> None:
+    """400 shared tokens, 60 own, 40 of output; every request evicts."""
+    cache = make_cache(500)
+    texts = few_shot(random_tokens(400, 0))
+    for _ in range(200):
+        text = next(texts)
+        run(cache, text[:460], text)
+
+    def setup() -> tuple[tuple[object, ...], dict[str, object]]:
+        text = next(texts)
+        return (cache, text[:460], text), {}
+
+    benchmark.pedantic(run, setup=setup, rounds=3000)
+
+
+def test_match_of_a_long_cached_prompt(benchmark: BenchmarkFixture) -> None:
+    cache = make_cache(2000)
+    prompt = random_tokens(14_000, 0)
+    run(cache, prompt[:13_999], prompt)
+
+    assert benchmark(cache.match_prefix, prompt) == 14_000
+
+
+def test_decode_step_of_256_requests(benchmark: BenchmarkFixture) -> None:
+    cache = make_cache(8000)
+    requests = [prefill(cache, random_tokens(200, seed)) for seed in range(256)]
+
+    def step() -> None:
+        cache.alloc_for_decode(requests)
+        for request in requests:
+            cache.commit(request, request.committed_len + 1)
+
+    benchmark.pedantic(step, rounds=200)
+
+
+@pytest.mark.parametrize("num_leaves", [1_000, 10_000, 100_000])
+def test_eviction_among_many_leaves(
+    benchmark: BenchmarkFixture, num_leaves: int
+) -> None:
+    """One page is evicted, whatever the number of leaves that could go."""
+    cache = make_cache(num_leaves, max_context_len=64)
+    for seed in range(num_leaves):
+        cache.release(prefill(cache, random_tokens(17, seed)))
+
+    benchmark.pedantic(cache.evict, args=(PAGE_SIZE,), rounds=500)
