@@ -162,8 +162,8 @@ def _row_faults(memory: MemoryManager, requests: list[RequestKV]) -> list[str]:
             faults.append(f"{request!r}: protected_len does not fit its tree path")
         if not request.protected_len <= request.committed_len <= request.allocated_len:
             faults.append(f"{request!r}: its lengths are out of order")
-        if num_pages_for(request.allocated_len, memory.page_size) != request.num_pages:
-            faults.append(f"{request!r}: num_pages is {request.num_pages}")
+        if request.num_pages != num_pages_for(request.allocated_len, memory.page_size):
+            faults.append(f"{request!r}: num_pages does not fit its allocated_len")
     rows = [*memory.request_table.free_rows(), *(r.req_pool_idx for r in requests)]
     if sorted(rows) != list(range(1, memory.max_num_requests + 1)):
         faults.append("a row of the request table is lost, or has two owners")

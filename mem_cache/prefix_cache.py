@@ -172,7 +172,7 @@ class PrefixCache(ABC):
                 `committed_len`.
 
         Returns:
-            The step's message: positions ``[committed_len, new_len)`` are to compute.
+            The step's message; positions ``[committed_len, new_len)`` are to compute.
 
         Raises:
             OutOfPagesError: Not even eviction makes enough room.

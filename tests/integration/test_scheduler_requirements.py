@@ -1,0 +1,235 @@
+"""Requirements that concern the scheduler, by their id."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from radixkv.mem_cache import (
+    ChunkCache,
+    KVCacheInfo,
+    MemoryManager,
+    PrefixCache,
+    RadixCache,
+    RequestKV,
+)
+from radixkv.scheduling import (
+    Batch,
+    Engine,
+    NullRunner,
+    Request,
+    SamplingParams,
+    Scheduler,
+    SchedulerLimits,
+)
+
+from ..property.label_runner import LabelRunner
+
+PROMPTS = [list(range(10)), [*range(8), 50, 51], list(range(20, 43))]
+
+
+def make_cache(page_size: int = 4) -> RadixCache:
+    return RadixCache(
+        MemoryManager(
+            40 // page_size, page_size, max_num_requests=4, max_context_len=40
+        )
+    )
+
+
+def make_requests() -> list[Request]:
+    return [Request(i, prompt, SamplingParams(6)) for i, prompt in enumerate(PROMPTS)]
+
+
+def outputs_of(requests: list[Request]) -> list[list[int]]:
+    return [request.output_tokens for request in requests]
+
+
+@dataclass
+class FakeKV:
+    """The least that a scheduler reads of a running request."""
+
+    committed_len: int = 0
+    allocated_len: int = 0
+
+
+class FakeCache:
+    """The least that a scheduler needs: endless memory, and a log of the calls."""
+
+    def __init__(self) -> None:
+        self.page_size = 1
+        self.total_size = self.available_size = 10**6
+        self.evictable_size = 0
+        self.memory = SimpleNamespace(max_context_len=10**6)
+        self.calls: list[str] = []
+
+    def match_prefix(self, tokens: object, namespace: Hashable = None) -> int:
+        return 0
+
+    def admit(
+        self, tokens: object, *, namespace: Hashable = None, priority: int = 0
+    ) -> FakeKV:
+        self.calls.append("admit")
+        return FakeKV()
+
+    def alloc_for_extend(
+        self, requests: Sequence[FakeKV], new_lens: Sequence[int]
+    ) -> KVCacheInfo:
+        self.calls.append("alloc_for_extend")
+        return self._alloc(requests, new_lens)
+
+    def alloc_for_decode(self, requests: Sequence[FakeKV]) -> KVCacheInfo:
+        self.calls.append("alloc_for_decode")
+        return self._alloc(requests, [kv.committed_len + 1 for kv in requests])
+
+    def commit(self, request: FakeKV, new_len: int) -> None:
+        request.committed_len = new_len
+
+    def cache_unfinished_req(self, request: FakeKV, tokens: object) -> None:
+        self.calls.append("cache_unfinished_req")
+
+    def cache_finished_req(self, request: FakeKV, tokens: object) -> None:
+        self.calls.append("cache_finished_req")
+
+    def _alloc(
+        self, requests: Sequence[FakeKV], new_lens: Sequence[int]
+    ) -> KVCacheInfo:
+        starts = [kv.committed_len for kv in requests]
+        zeros = [0] * len(requests)
+        return KVCacheInfo.pack(zeros, starts, new_lens, zeros, [0, *zeros], b"")
+
+
+def test_s0_1_a_server_runs_without_torch_and_without_a_pool() -> None:
+    code = """
+import sys
+from radixkv.mem_cache import MemoryManager, RadixCache
+from radixkv.scheduling import *
+
+cache = RadixCache(MemoryManager(8, 4, max_num_requests=2, max_context_len=32))
+engine = Engine(Scheduler(cache), NullRunner(9))
+request, = engine.generate([Request(0, range(10), SamplingParams(5))])
+print(len(request.output_tokens), "torch" in sys.modules)
+""".replace("import *", "import Engine, NullRunner, Request, SamplingParams, Scheduler")
+    command = [sys.executable, "-c", code]
+
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    assert ["5", "False"] == result.stdout.split()
+
+
+def test_s0_8_a_fake_cache_can_be_injected() -> None:
+    cache = FakeCache()
+    scheduler = Scheduler(
+        cast(PrefixCache, cache), SchedulerLimits(chunked_prefill_size=6)
+    )
+    request = Request("a", range(10), SamplingParams(max_new_tokens=3))
+
+    Engine(scheduler, NullRunner(9)).generate([request])
+
+    assert len(request.output_tokens) == 3
+    expected = ["admit", *["alloc_for_extend", "cache_unfinished_req"] * 2]
+    expected += ["alloc_for_decode"] * 2 + ["cache_finished_req"]
+    assert expected == cache.calls
+
+
+def test_s0_9_engines_with_other_page_sizes_run_side_by_side() -> None:
+    expected = outputs_of(
+        Engine(Scheduler(make_cache()), NullRunner(99)).generate(make_requests())
+    )
+    engines: list[tuple[Engine, list[Request]]] = []
+    for page_size in (1, 2, 5):
+        cache = make_cache(page_size)
+        engine = Engine(Scheduler(cache), LabelRunner(cache, 99))
+        requests = make_requests()
+        for request in requests:
+            engine.scheduler.add_request(request)
+        engines.append((engine, requests))
+
+    while any(engine.scheduler.has_requests for engine, _ in engines):
+        for engine, _ in engines:
+            engine.step()
+            engine.scheduler.cache.check_integrity()
+
+    for _, requests in engines:
+        assert expected == outputs_of(requests)
+
+
+class Recorder:
+    """Keeps every message."""
+
+    def __init__(self) -> None:
+        self.messages: list[KVCacheInfo] = []
+        self._null = NullRunner(99)
+
+    def run(self, batch: Batch) -> NDArray[np.int32]:
+        self.messages.append(batch.kv_cache_info)
+        return self._null.run(batch)
+
+
+def test_s0_9_a_replayed_workload_sends_the_same_messages() -> None:
+    recorders = [Recorder(), Recorder()]
+
+    for recorder in recorders:
+        Engine(Scheduler(make_cache(2)), recorder).generate(make_requests())
+
+    assert len(recorders[0].messages) > 6
+    assert recorders[0].messages == recorders[1].messages
+
+
+def test_s2_3_a_decode_allocates_before_the_length_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = make_cache()
+    scheduler = Scheduler(cache)
+    engine = Engine(scheduler, NullRunner(9))
+    request = Request("a", range(4), SamplingParams(max_new_tokens=3))
+    scheduler.add_request(request)
+    engine.step()
+    seen: list[tuple[int, int, int]] = []
+
+    def note(kvs: Sequence[RequestKV]) -> KVCacheInfo:
+        (kv,) = kvs
+        before = (request.num_tokens, kv.committed_len, kv.allocated_len)
+        info = alloc_for_decode(kvs)
+        assert before[:2] == (request.num_tokens, kv.committed_len)
+        # The new slot stands where the newest token does.
+        assert kv.allocated_len == request.num_tokens
+        seen.append(before)
+        return info
+
+    alloc_for_decode = cache.alloc_for_decode
+    monkeypatch.setattr(cache, "alloc_for_decode", note)
+    engine.step()
+
+    assert [(5, 4, 4)] == seen
+
+
+@pytest.mark.parametrize("kind", [RadixCache, ChunkCache])
+def test_s2_2_the_scheduler_gets_memory_in_two_ways_only(
+    kind: type[RadixCache] | type[ChunkCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = kind(MemoryManager(10, 4, max_num_requests=4, max_context_len=40))
+    for method in ("evict", "evict_if_needed", "truncate", "reset", "resize"):
+        monkeypatch.delattr(f"radixkv.mem_cache.prefix_cache.PrefixCache.{method}")
+
+    requests = Engine(Scheduler(cache), NullRunner(9)).generate(make_requests())
+
+    assert [6, 6, 6] == [request.num_output_tokens for request in requests]
+
+
+def test_s2_8_nothing_is_evicted_when_enough_is_free() -> None:
+    cache = make_cache()
+    engine = Engine(Scheduler(cache), NullRunner(9))
+
+    engine.generate([Request("first", range(10), SamplingParams(5))])
+    engine.generate([Request("second", range(50, 60), SamplingParams(5))])
+
+    assert cache.stats().num_evicted_tokens == 0
+    assert cache.match_prefix(range(10)) == 8

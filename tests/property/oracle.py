@@ -1,0 +1,247 @@
+"""A slow, obvious model of the prefix caches: pages in a dict, no tree, no index.
+
+It knows what is cached page by page, whose pages are whose, and who is evicted next.
+Page ids are the real cache's: the model takes note of the ids that it is shown, and
+checks that each of them was free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+Key = tuple[Hashable, tuple[int, ...]]
+"""A namespace, and all tokens up to the end of a page."""
+
+
+@dataclass(eq=False)
+class CachedPage:
+    """One page that is cached."""
+
+    page: int
+    created_at: int
+    num_locks: int = 0
+    released_at: int = 0
+    num_hits: int = 0
+    priority: int = 0
+
+
+@dataclass(eq=False)
+class ModelRequest:
+    """One running request."""
+
+    namespace: Hashable
+    priority: int
+    protected_len: int
+    committed_len: int
+    allocated_len: int
+    keys: list[Key]
+    pages: list[int] = field(default_factory=list)
+
+
+class NoRoomError(Exception):
+    """Not even eviction makes enough room."""
+
+
+class CacheOracle:
+    """What a prefix cache must do."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, num_rows: int, policy: str
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_rows = num_rows
+        self.policy = policy
+        self.cached: dict[Key, CachedPage] = {}
+        self.requests: list[ModelRequest] = []
+        self.clock = 0
+
+    # What can be seen -------------------------------------------------------
+
+    @property
+    def num_evictable(self) -> int:
+        return sum(1 for page in self.cached.values() if not page.num_locks)
+
+    @property
+    def num_protected(self) -> int:
+        return len(self.cached) - self.num_evictable
+
+    @property
+    def num_held(self) -> int:
+        return sum(
+            self.pages_for(request.allocated_len)
+            - self.pages_for(request.protected_len)
+            for request in self.requests
+        )
+
+    @property
+    def num_free(self) -> int:
+        return self.num_pages - len(self.cached) - self.num_held
+
+    def sizes(self) -> tuple[int, ...]:
+        """Free, evictable, protected, held and all, in tokens."""
+        pages = (self.num_free, self.num_evictable, self.num_protected, self.num_held)
+        return tuple(self.page_size * count for count in (*pages, self.num_pages))
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def keys_of(self, namespace: Hashable, tokens: Sequence[int]) -> list[Key]:
+        """The keys of all whole pages of `tokens`."""
+        ends = range(self.page_size, len(tokens) + 1, self.page_size)
+        return [(namespace, tuple(tokens[:end])) for end in ends]
+
+    def hit(self, namespace: Hashable, tokens: Sequence[int]) -> list[Key]:
+        hit = []
+        for key in self.keys_of(namespace, tokens):
+            if key not in self.cached:
+                break
+            hit.append(key)
+        return hit
+
+    def match(self, namespace: Hashable, tokens: Sequence[int]) -> int:
+        return len(self.hit(namespace, tokens)) * self.page_size
+
+    def leaves(self) -> list[Key]:
+        """The cached pages that no cached page extends."""
+        extended = {
+            (namespace, tokens[: -self.page_size]) for namespace, tokens in self.cached
+        }
+        return [key for key in self.cached if key not in extended]
+
+    def in_use(self) -> list[int]:
+        """Every page that has an owner, once for each owner."""
+        owned = [page.page for page in self.cached.values()]
+        for request in self.requests:
+            owned += request.pages[len(request.keys) :]
+        return owned
+
+    # A request's life -------------------------------------------------------
+
+    def admit(
+        self, tokens: Sequence[int], namespace: Hashable, priority: int = 0
+    ) -> ModelRequest | None:
+        if len(self.requests) == self.num_rows:
+            return None
+        keys = self.hit(namespace, tokens[:-1])
+        for key in keys:
+            self.cached[key].num_locks += 1
+            self.cached[key].num_hits += 1
+        length = len(keys) * self.page_size
+        pages = [self.cached[key].page for key in keys]
+        request = ModelRequest(namespace, priority, length, length, length, keys, pages)
+        self.requests.append(request)
+        return request
+
+    def alloc(self, requests: Sequence[ModelRequest], lens: Sequence[int]) -> None:
+        """Make room, or change nothing; `see_pages` must follow."""
+        needed = sum(
+            max(0, self.pages_for(new) - self.pages_for(request.allocated_len))
+            for request, new in zip(requests, lens, strict=True)
+        )
+        if needed > self.num_free + self.num_evictable:
+            raise NoRoomError
+        self.evict(needed - self.num_free)
+        for request, new in zip(requests, lens, strict=True):
+            request.allocated_len = max(request.allocated_len, new)
+
+    def see_pages(self, request: ModelRequest, pages: Iterable[int]) -> None:
+        """Take note of the pages of a request's row; only free ones may be new."""
+        pages = list(pages)
+        known = len(request.pages)
+        assert pages[:known] == request.pages
+        new = pages[known:]
+        assert len(pages) == self.pages_for(request.allocated_len)
+        assert not set(new) & set(self.in_use())
+        assert len(set(new)) == len(new)
+        assert all(1 <= page <= self.num_pages for page in new)
+        request.pages = pages
+
+    def commit(self, request: ModelRequest, new_len: int) -> None:
+        request.committed_len = new_len
+
+    def truncate(self, request: ModelRequest, new_len: int) -> None:
+        request.committed_len = min(request.committed_len, new_len)
+        request.allocated_len = new_len
+        del request.pages[self.pages_for(new_len) :]
+
+    def publish(self, request: ModelRequest, tokens: Sequence[int]) -> None:
+        if self.policy == "none":
+            return
+        keys = self.keys_of(request.namespace, tokens[: request.committed_len])
+        self.clock += 1
+        for i in range(len(request.keys), len(keys)):
+            new = CachedPage(request.pages[i], self.clock)
+            page = self.cached.setdefault(keys[i], new)
+            page.num_locks += 1
+            request.pages[i] = page.page
+        if len(keys) > len(request.keys):
+            for key in keys:
+                page = self.cached[key]
+                page.priority = max(page.priority, request.priority)
+        request.keys = keys
+        request.protected_len = len(keys) * self.page_size
+
+    def finish(self, request: ModelRequest, tokens: Sequence[int]) -> None:
+        self.publish(request, tokens)
+        self.release(request)
+
+    def release(self, request: ModelRequest) -> None:
+        self.clock += 1
+        for key in request.keys:
+            page = self.cached[key]
+            page.num_locks -= 1
+            if not page.num_locks:
+                page.released_at = self.clock
+        self.requests.remove(request)
+
+    # The whole cache --------------------------------------------------------
+
+    def worth(self, key: Key) -> tuple[int, int, int]:
+        """What the policy orders by, then recency, then the deepest first."""
+        page = self.cached[key]
+        by_policy = {
+            "lru": 0,
+            "lfu": page.num_hits,
+            "priority": page.priority,
+            "filo": -page.created_at,
+            "none": 0,
+        }
+        return (by_policy[self.policy], page.released_at, -len(key[1]))
+
+    def next_victim(self) -> Key | None:
+        leaves = [key for key in self.leaves() if not self.cached[key].num_locks]
+        return min(leaves, key=self.worth, default=None)
+
+    def evict(self, num_pages: int) -> list[Key]:
+        """Evict page by page, sorting all evictable leaves before each of them."""
+        victims = []
+        while len(victims) < num_pages:
+            victim = self.next_victim()
+            if victim is None:
+                break
+            del self.cached[victim]
+            victims.append(victim)
+        return victims
+
+    def resize(self, num_pages: int) -> int:
+        """Returns the number of pages in the way; if it is not 0, nothing changed."""
+        pinned = [page.page for page in self.cached.values() if page.num_locks]
+        for request in self.requests:
+            pinned += request.pages[len(request.keys) :]
+        in_the_way = sum(1 for page in pinned if page > num_pages)
+        if in_the_way:
+            return in_the_way
+        above = [key for key, page in self.cached.items() if page.page > num_pages]
+        for namespace, tokens in list(self.cached):
+            if any(
+                namespace == gone and tokens[: len(prefix)] == prefix
+                for gone, prefix in above
+            ):
+                del self.cached[namespace, tokens]
+        self.num_pages = num_pages
+        return 0
+
+    def reset(self) -> None:
+        self.cached.clear()

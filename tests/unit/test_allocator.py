@@ -1,0 +1,244 @@
+"""The allocator, example by example; tests/property has the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixkv.mem_cache import (
+    HOLD_PAGE,
+    ConfigError,
+    DoubleFreeError,
+    ForeignPageError,
+    PagesInUseError,
+    TokenToKVPoolAllocator,
+)
+
+from .driver import Wrong, free_order
+
+
+def test_a_fresh_allocator_hands_out_ascending_pages() -> None:
+    allocator = TokenToKVPoolAllocator(5, 16)
+
+    assert [1, 2, 3, 4, 5] == free_order(allocator)
+
+
+def test_the_hold_page_is_never_handed_out() -> None:
+    allocator = TokenToKVPoolAllocator(5, 16)
+    pages = allocator.alloc(5)
+
+    assert pages is not None
+    assert HOLD_PAGE not in pages
+
+
+def test_alloc_of_more_than_is_free_changes_nothing() -> None:
+    allocator = TokenToKVPoolAllocator(4, 16)
+    allocator.alloc(2)
+    before = free_order(allocator)
+
+    assert allocator.alloc(3) is None
+    assert before == free_order(allocator)
+
+
+def test_alloc_of_all_is_allowed() -> None:
+    allocator = TokenToKVPoolAllocator(4, 16)
+
+    assert allocator.alloc(4) is not None
+    assert allocator.num_free_pages == 0
+    assert allocator.alloc(0) is not None
+
+
+def test_alloc_of_none_gives_an_empty_array() -> None:
+    pages = TokenToKVPoolAllocator(4, 16).alloc(0)
+
+    assert pages is not None
+    assert (pages.dtype, pages.shape) == (np.int32, (0,))
+
+
+def test_alloc_of_a_negative_number_is_refused() -> None:
+    allocator = TokenToKVPoolAllocator(4, 16)
+
+    with pytest.raises(ConfigError, match="num_pages must be >= 0, got -1"):
+        allocator.alloc(-1)
+    assert allocator.num_free_pages == 4
+
+
+def test_results_are_int32_and_ascending() -> None:
+    allocator = TokenToKVPoolAllocator(6, 16)
+    allocator.alloc(6)
+    allocator.free([5, 2, 6])
+    pages = allocator.alloc(3)
+
+    assert pages is not None
+    assert pages.dtype == np.int32
+    assert [2, 5, 6] == pages.tolist()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize(
+    ("pages", "error"),
+    [
+        ([2, 2], DoubleFreeError),
+        ([5, 2, 5], DoubleFreeError),
+        ([2, 1], DoubleFreeError),
+        ([3], DoubleFreeError),
+        ([0], ForeignPageError),
+        ([2, 0], ForeignPageError),
+        ([-1], ForeignPageError),
+        ([2, -(2**31)], ForeignPageError),
+        ([9], ForeignPageError),
+        ([2, 2**31 - 1], ForeignPageError),
+        ([2**31], ForeignPageError),
+        ([2 + 2**32], ForeignPageError),
+        ([2**70], ForeignPageError),
+        ([2.0], ForeignPageError),
+        ([True], ForeignPageError),
+        (["2"], ForeignPageError),
+        ([None], ForeignPageError),
+        ([[2], [5]], ForeignPageError),
+        ([[2], [5, 5]], ForeignPageError),
+        (2, ForeignPageError),
+        (None, ForeignPageError),
+        (np.array([-2], np.int64), ForeignPageError),
+        (np.array([2**64 - 1], np.uint64), ForeignPageError),
+        (np.arange(1, 9).repeat(2), DoubleFreeError),
+    ],
+    ids=repr,
+)
+def test_b06_a_wrong_free_is_refused_as_a_whole(
+    page_size: int, pages: Wrong, error: type[Exception]
+) -> None:
+    allocator = TokenToKVPoolAllocator(8, page_size)
+    allocator.alloc(8)
+    allocator.free([1, 3, 4, 6, 7, 8])
+    before = free_order(allocator)
+
+    with pytest.raises(error):
+        allocator.free(pages)
+
+    assert before == free_order(allocator)
+    assert [2, 5] == allocator.in_use().tolist()
+    allocator.check_integrity()
+
+
+def test_a_wrong_free_names_the_pages() -> None:
+    allocator = TokenToKVPoolAllocator(8, 1)
+    allocator.alloc(4)
+
+    with pytest.raises(DoubleFreeError, match=r"free already: \[5, 6\]"):
+        allocator.free([1, 5, 6])
+    with pytest.raises(DoubleFreeError, match=r"named twice: \[2\]"):
+        allocator.free([2, 1, 2])
+    with pytest.raises(ForeignPageError, match=r"must be in 1\.\.8, got \[9\]"):
+        allocator.free([1, 9])
+
+
+def test_a_refused_free_does_not_spoil_the_next_one() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(4)
+    for wrong in ([1, 1], [2, 3, 2], [1, 2, 3, 4, 1]):
+        with pytest.raises(DoubleFreeError):
+            allocator.free(wrong)
+    allocator.free([4, 1, 3, 2])
+
+    assert allocator.num_free_pages == 4
+    allocator.check_integrity()
+
+
+def test_pages_that_are_in_nobodys_hands_cannot_come_back() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+
+    with pytest.raises(DoubleFreeError):
+        allocator.free([1])
+
+
+def test_freeing_nothing_is_allowed() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.free([])
+    allocator.free(np.zeros(0, np.int32))
+
+    assert allocator.num_free_pages == 4
+
+
+def test_growth_keeps_every_allocation_and_adds_pages_at_the_end() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(2)
+    allocator.resize(7)
+
+    assert allocator.num_pages == 7
+    assert allocator.num_free_pages == 5
+    assert [1, 2] == allocator.in_use().tolist()
+    assert [3, 4, 5, 6, 7] == free_order(allocator)
+    allocator.free([1, 2])
+    allocator.check_integrity()
+
+
+def test_a_shrink_forgets_the_free_pages_above_the_new_end() -> None:
+    allocator = TokenToKVPoolAllocator(8, 1)
+    allocator.alloc(2)
+    allocator.resize(3)
+
+    assert [3] == free_order(allocator)
+    with pytest.raises(ForeignPageError):
+        allocator.free([4])
+
+
+def test_a_shrink_is_refused_with_the_count_in_the_way() -> None:
+    allocator = TokenToKVPoolAllocator(8, 1)
+    allocator.alloc(6)
+    before = free_order(allocator)
+
+    with pytest.raises(PagesInUseError) as caught:
+        allocator.resize(4)
+
+    assert caught.value.num_pages_in_use == 2
+    assert allocator.num_pages == 8
+    assert before == free_order(allocator)
+
+
+@pytest.mark.parametrize("num_pages", [1, 3, 8])
+def test_free_all_equals_a_fresh_allocator(num_pages: int) -> None:
+    allocator = TokenToKVPoolAllocator(5, 2)
+    allocator.alloc(5)
+    allocator.free([4, 1, 2, 3, 5])
+    allocator.resize(num_pages)
+    allocator.free_all()
+
+    fresh = TokenToKVPoolAllocator(num_pages, 2)
+    assert free_order(fresh) == free_order(allocator)
+    assert repr(fresh) == repr(allocator)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31, 1.0, "4", None, True])
+def test_sizes_out_of_range_are_refused(size: Wrong) -> None:
+    with pytest.raises(ConfigError, match="page_size"):
+        TokenToKVPoolAllocator(4, size)
+    with pytest.raises(ConfigError, match="num_pages"):
+        TokenToKVPoolAllocator(size, 4)
+    allocator = TokenToKVPoolAllocator(4, 4)
+    with pytest.raises(ConfigError, match="num_pages"):
+        allocator.resize(size)
+    assert allocator.num_pages == 4
+
+
+def test_sizes_may_be_numpy_integers() -> None:
+    sizes: Wrong = (np.int64(4), np.int32(2))
+    allocator = TokenToKVPoolAllocator(*sizes)
+
+    assert (allocator.num_pages, allocator.page_size) == (4, 2)
+    assert type(allocator.num_pages) is int
+
+
+def test_fragmentation_of_an_empty_free_list_is_0() -> None:
+    allocator = TokenToKVPoolAllocator(2, 1)
+    assert allocator.fragmentation() == 500
+    allocator.alloc(2)
+
+    assert allocator.fragmentation() == 0
+
+
+def test_repr_shows_the_sizes() -> None:
+    allocator = TokenToKVPoolAllocator(4, 16)
+    allocator.alloc(1)
+
+    assert "num_pages=4, page_size=16, num_free_pages=3" in repr(allocator)
