@@ -83,8 +83,10 @@ class TokenToKVPoolAllocator:
             ``None`` if fewer are free; then nothing has changed.
 
         Raises:
-            ConfigError: `num_pages` is negative.
+            ConfigError: `num_pages` is negative, or no integer.
         """
+        if type(num_pages) is not int:
+            num_pages = as_size("num_pages", num_pages, 0)
         top = self.num_free_pages
         if num_pages > top:
             return None

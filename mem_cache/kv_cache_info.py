@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import RequestStateError
+
 
 class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a worker must know of the cache to run one step, and nothing else.
@@ -66,9 +68,22 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def merge(cls, infos: Sequence[Self]) -> Self:
-        """Join the messages of one step, for example of its extend and its decode."""
+        """Join the messages of one step, for example of its extend and its decode.
+
+        Args:
+            infos: The messages, in the order in which they were made.
+
+        Raises:
+            RequestStateError: A message forgets a row that one before it uses: such a
+                request was given back within the step.
+        """
         if len(infos) == 1:
             return infos[0]
+        used: set[int] = set()
+        for info in infos:
+            if not used.isdisjoint(info.forgotten_rows.tolist()):
+                raise RequestStateError("a request was given back within the step")
+            used.update(info.rows.tolist())
         indptr = [0]
         for info in infos:
             base = indptr[-1]

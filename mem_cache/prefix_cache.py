@@ -16,6 +16,7 @@ from .errors import (
     LengthError,
     OutOfPagesError,
     PagesInUseError,
+    TokenError,
     WrongThreadError,
 )
 from .integrity import check_cache
@@ -24,7 +25,7 @@ from .memory_manager import MemoryManager
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .running_requests import RunningRequests
-from .sizes import as_size, num_pages_for
+from .sizes import as_length, as_size, num_pages_for
 from .stats import CacheStats
 from .tokens import Tokens, as_tokens
 
@@ -35,7 +36,7 @@ class PrefixCache(ABC):
     At every step boundary ``available + evictable + protected + held = total``, in
     whole pages, and every page has exactly one owner.
 
-    A cache has one owner thread: the first that changes it. A call that it refuses
+    A cache has one owner thread: the first that calls it. A call that it refuses
     raises a `RadixKVError` and changes nothing.
 
     Attributes:
@@ -180,9 +181,9 @@ class PrefixCache(ABC):
             RequestStateError: A request is released, foreign, or named twice.
         """
         try:
-            lens = [index(new_len) for new_len in new_lens]
+            lens = [as_length("each of new_lens", new_len) for new_len in new_lens]
         except TypeError as error:
-            raise LengthError(f"new_lens must be integers: {error}") from None
+            raise LengthError(f"new_lens must be a sequence: {error}") from None
         return self._alloc(requests, lens)
 
     def alloc_for_decode(
@@ -215,12 +216,13 @@ class PrefixCache(ABC):
             RequestStateError: The request is released or foreign.
         """
         self._check(request)
+        new_len = as_length("new_len", new_len)
         if not request.committed_len <= new_len <= request.allocated_len:
             raise LengthError(
                 f"new_len must be in {request.committed_len}.."
                 f"{request.allocated_len}, got {new_len}"
             )
-        request.committed_len = index(new_len)
+        request.committed_len = new_len
 
     def truncate(self, request: RequestKV, new_len: int) -> None:
         """Drop the positions from `new_len` on, computed or not; frees whole pages.
@@ -230,12 +232,13 @@ class PrefixCache(ABC):
             RequestStateError: The request is released or foreign.
         """
         self._check(request)
+        new_len = as_length("new_len", new_len)
         if not request.protected_len <= new_len <= request.allocated_len:
             raise LengthError(
                 f"new_len must be in {request.protected_len}.."
                 f"{request.allocated_len}, got {new_len}"
             )
-        self._running.drop_tail(request, index(new_len))
+        self._running.drop_tail(request, new_len)
 
     @abstractmethod
     def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
@@ -300,7 +303,8 @@ class PrefixCache(ABC):
             RequestStateError: The request is released or foreign.
         """
         self._check(request)
-        stop = request.allocated_len if stop is None else stop
+        start = as_length("start", start)
+        stop = request.allocated_len if stop is None else as_length("stop", stop)
         if not 0 <= start <= stop <= request.allocated_len:
             raise LengthError(
                 f"positions must be in 0..{request.allocated_len}, got {start}..{stop}"
@@ -464,10 +468,14 @@ class PrefixCache(ABC):
 
     def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
         self._check(request)
-        if len(tokens) < request.committed_len:
+        try:
+            num_tokens = len(tokens)
+        except TypeError as error:
+            raise TokenError(f"tokens must be a sequence: {error}") from None
+        if num_tokens < request.committed_len:
             raise LengthError(
                 f"tokens must cover {request.committed_len} computed positions, "
-                f"got {len(tokens)}"
+                f"got {num_tokens}"
             )
 
     def _check_thread(self) -> None:
@@ -475,15 +483,16 @@ class PrefixCache(ABC):
         if thread != self._owner:
             if self._owner is not None:
                 raise WrongThreadError(
-                    "a cache has one owner thread, the first that changed it; "
+                    "a cache has one owner thread, the first that called it; "
                     f"got a call from {thread}, the owner is {self._owner}"
                 )
             self._owner = thread
 
     def _num_pages(self, num_tokens: int) -> int:
+        num_tokens = as_length("num_tokens", num_tokens)
         if num_tokens < 0:
             raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
-        return num_pages_for(index(num_tokens), self.page_size)
+        return num_pages_for(num_tokens, self.page_size)
 
 
 def check_hashable(namespace: Hashable) -> None:

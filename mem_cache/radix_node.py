@@ -23,7 +23,7 @@ class RadixNode:
             protected.
         num_hits: Admissions that used the node.
         created: Logical time of its first publication.
-        last_use: Logical time of its last release.
+        last_use: Logical time of its last release, for policies with a key.
         priority: Highest priority of the requests that published through it.
     """
 

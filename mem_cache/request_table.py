@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from .errors import RequestStateError
 from .sizes import as_size
 
 PADDING_ROW: Final = 0
@@ -50,16 +51,23 @@ class RequestTable:
 
     def alloc(self) -> int | None:
         """Take a free row, or return ``None`` if there is none."""
-        return self._free_rows.pop() if self._free_rows else None
+        return self._free_rows.popitem()[0] if self._free_rows else None
 
     def free(self, row: int) -> None:
-        """Give a row back that `alloc` handed out; what it lists means nothing now."""
-        self._free_rows.append(row)
+        """Give a row back that `alloc` handed out; what it lists means nothing now.
+
+        Raises:
+            RequestStateError: The row is free already, or never was handed out.
+        """
+        if row in self._free_rows or not 1 <= row <= self._max_num_requests:
+            raise RequestStateError(f"row {row} is not in use")
+        self._free_rows[row] = None
 
     def free_all(self) -> None:
         """Take every row back: equal to a fresh table."""
         self.pages.fill(0)
-        self._free_rows = list(range(self._max_num_requests, 0, -1))
+        # A stack whose members can be looked up: a dict keeps its order.
+        self._free_rows = dict.fromkeys(range(self._max_num_requests, 0, -1))
 
     def free_rows(self) -> list[int]:
         """List the free rows."""

@@ -309,6 +309,9 @@ class CheckedCache:
         assert [kv.req_pool_idx for kv in kvs] == info.rows.tolist()
         assert [kv.committed_len for kv in kvs] == info.starts.tolist()
         assert lens == info.stops.tolist()
+        taken = {live.kv.req_pool_idx for live in self.live}
+        idle = [row for row in range(len(self.worker.table)) if row not in taken]
+        assert not self.worker.table[idle].any()
         for live, stop in zip(lives, lens, strict=True):
             self._compute(live, stop, letter)
 

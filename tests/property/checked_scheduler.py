@@ -80,6 +80,7 @@ class CheckedScheduler:
         self.expected: dict[Request, list[int]] = {}
         self.streamed: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
+        self.hits: dict[Request, int] = {}
         self.num_computed: Counter[Request] = Counter()
         self.seen: Counter[str] = Counter()
 
@@ -159,8 +160,7 @@ class CheckedScheduler:
         assert not (retracted and started)
         for entry in self.batch.entries:
             request = entry.request
-            if request in started and not request.num_computed_tokens:
-                assert entry.start == request.num_cached_tokens
+            self.hits.setdefault(request, entry.start)
             self.seen["hit"] += request in started and entry.start > 0
             self.seen["resumed"] += request in started and request.num_retractions > 0
             self.seen["chunk"] += not entry.samples
@@ -225,6 +225,7 @@ class CheckedScheduler:
                 assert self.streamed[request] == output
                 assert self.expected[request][: len(output)] == output
                 assert self.num_computed[request] == request.num_computed_tokens
+                assert self.hits.get(request, 0) == request.num_cached_tokens
         num_retractions = sum(request.num_retractions for request in self.requests)
         assert num_retractions == self.scheduler.num_retractions
 

@@ -36,6 +36,7 @@ class RandomLife:
             self.release: 1,
             self.evict: 1,
             self.resize: 1,
+            self.checked.reset: 1,
         }
         choices, weights = list(operations), list(operations.values())
         self.random.choices(choices, weights)[0]()

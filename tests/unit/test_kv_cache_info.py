@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixkv.mem_cache import KVCacheInfo
+from radixkv.mem_cache import KVCacheInfo, RequestStateError
 
 from .driver import Wrong, admit, compute, decode, insert, make_cache, run, span
 
@@ -108,3 +108,12 @@ def test_numbers_are_int32_of_the_right_shape() -> None:
     assert info.page_indptr.shape == (3,)
     assert info.new_pages.tolist() == [7]
     assert info.forgotten_rows.tolist() == [5]
+
+
+def test_a_step_that_gives_back_what_it_uses_cannot_be_merged() -> None:
+    used = KVCacheInfo.pack([1], [0], [4], [0], [0, 0], b"")
+    forgets = KVCacheInfo.pack([2], [0], [4], [0], [0, 0], b"", [1])
+
+    with pytest.raises(RequestStateError, match="within the step"):
+        KVCacheInfo.merge([used, forgets])
+    assert KVCacheInfo.merge([forgets, used]).forgotten_rows.tolist() == [1]

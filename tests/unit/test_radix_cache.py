@@ -19,6 +19,7 @@ from radixkv.mem_cache import (
     RadixNode,
     RequestKV,
     RequestStateError,
+    TokenError,
     WrongThreadError,
 )
 
@@ -191,7 +192,7 @@ def test_new_lens_are_integers(lens: Wrong) -> None:
     cache = make_cache()
     request = admit(cache, PROMPT)
 
-    with pytest.raises(LengthError, match="new_lens must be integers"):
+    with pytest.raises(LengthError, match="new_lens must be"):
         cache.alloc_for_extend([request], lens)
 
 
@@ -202,6 +203,19 @@ def test_the_number_of_drafts_is_positive(num_tokens: Wrong) -> None:
 
     with pytest.raises(ConfigError, match="num_tokens"):
         cache.alloc_for_decode([request], num_tokens)
+
+
+def test_commit_goes_forward_and_not_beyond_what_is_allocated() -> None:
+    cache = make_cache()
+    request = admit(cache, PROMPT)
+    cache.alloc_for_extend([request], [8])
+    cache.commit(request, 5)
+    cache.commit(request, 5)
+
+    for new_len in (4, -1, 9, 64):
+        with pytest.raises(LengthError, match=rf"5\.\.8, got {new_len}"):
+            cache.commit(request, new_len)
+    assert request.committed_len == 5
 
 
 # Publishing -----------------------------------------------------------------
@@ -641,3 +655,32 @@ def test_a_cache_reads_its_sizes_through_its_memory() -> None:
     assert (cache.page_size, cache.total_size) == (2, 12)
     assert cache.memory.num_pages == 6
     assert make_memory().max_context_len == 64
+
+
+@pytest.mark.parametrize("wrong", [2.0, None, "4", True], ids=repr)
+def test_lengths_are_integers(wrong: Wrong) -> None:
+    cache = make_cache()
+    request = admit(cache, PROMPT)
+    cache.alloc_for_extend([request], [4])
+    calls = (
+        lambda: cache.commit(request, wrong),
+        lambda: cache.truncate(request, wrong),
+        lambda: cache.slots(request, wrong),
+        lambda: cache.evict(wrong),
+        lambda: cache.evict_if_needed(wrong),
+    )
+
+    for call in calls:
+        with pytest.raises(LengthError, match="must be an integer"):
+            call()
+    assert (request.committed_len, request.allocated_len) == (0, 4)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, iter([1])], ids=repr)
+def test_published_tokens_are_a_sequence(wrong: Wrong) -> None:
+    cache = make_cache()
+    request = admit(cache, PROMPT)
+
+    with pytest.raises(TokenError, match="sequence"):
+        cache.cache_finished_req(request, wrong)
+    cache.release(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixkv.mem_cache import PADDING_ROW, ConfigError, RequestTable
+from radixkv.mem_cache import PADDING_ROW, ConfigError, RequestStateError, RequestTable
 
 from .driver import Wrong
 
@@ -76,3 +76,14 @@ def test_sizes_can_be_read() -> None:
     table = RequestTable(3, 4)
 
     assert (table.max_num_requests, table.pages.shape) == (3, (4, 4))
+
+
+@pytest.mark.parametrize("row", [0, 1, 3, -1])
+def test_a_row_that_is_not_in_use_cannot_be_freed(row: int) -> None:
+    table = RequestTable(2, 4)
+    assert table.alloc() == 1
+    table.free(1)
+
+    with pytest.raises(RequestStateError, match="not in use"):
+        table.free(row)
+    assert table.num_free_rows == 2
