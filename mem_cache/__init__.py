@@ -1,6 +1,6 @@
 """Prefix caches over a paged token-to-KV pool.
 
-The engine side needs numpy only. `KVPool` and `PageTable`, the worker side, import
+The engine side needs no torch. `KVPool` and `PageTable`, the worker side, import
 torch when they are first used.
 """
 
