@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from operator import index
 from threading import get_ident
 
 import numpy as np
@@ -25,7 +24,7 @@ from .memory_manager import MemoryManager
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .running_requests import RunningRequests
-from .sizes import as_length, as_size, num_pages_for
+from .sizes import as_integer, as_length, as_size, num_pages_for
 from .stats import CacheStats
 from .tokens import Tokens, as_tokens
 
@@ -144,12 +143,7 @@ class PrefixCache(ABC):
                 f"got {num_tokens}"
             )
         check_hashable(namespace)
-        try:
-            priority = index(priority)
-        except TypeError:
-            raise ConfigError(
-                f"priority must be an integer, got {priority!r}"
-            ) from None
+        priority = as_integer("priority", priority)
         request = self._running.open(namespace, priority)
         if request is None:
             return None

@@ -18,12 +18,24 @@ def as_size(name: str, value: int, minimum: int = 1) -> int:
     Raises:
         ConfigError: `value` is no integer in ``[minimum, 2**31)``.
     """
-    if type(value) is not int and (
-        isinstance(value, bool) or not isinstance(value, Integral)
-    ):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    value = as_integer(name, value)
     if not minimum <= value < 2**31:
         raise ConfigError(f"{name} must be >= {minimum} and < 2**31, got {value}")
+    return value
+
+
+def as_integer(name: str, value: int) -> int:
+    """Return an integer of any size as a plain int, or refuse it.
+
+    Args:
+        name: What the number is called in the message.
+        value: The number, any integer type but bool.
+
+    Raises:
+        ConfigError: `value` is no integer.
+    """
+    if not is_integer(value):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
     return int(value)
 
 
@@ -37,11 +49,16 @@ def as_length(name: str, value: int) -> int:
     Raises:
         LengthError: `value` is no integer.
     """
-    if type(value) is int:
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not is_integer(value):
         raise LengthError(f"{name} must be an integer, got {value!r}")
     return int(value)
+
+
+def is_integer(value: object) -> bool:
+    """Tell whether `value` is an integer of any type but bool."""
+    return type(value) is int or (
+        not isinstance(value, bool) and isinstance(value, Integral)
+    )
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from radixkv.mem_cache import CacheBusyError
 
 from .base import ModelRunner
+from .batch import BatchEntry
 from .request import Request
 from .scheduler import RequestOutput, Scheduler
 
@@ -64,8 +65,8 @@ class Engine:
     def step(self) -> StepReport:
         """Compute one step.
 
-        If the runner fails, the requests of the step are aborted, and its error is
-        raised; the others can go on.
+        If the runner fails, or answers with what are no next tokens, the requests of
+        the step are aborted, and the error is raised; the others can go on.
 
         Raises:
             CacheBusyError: There are requests, but none of them can go on, since
@@ -85,16 +86,15 @@ class Engine:
             return StepReport(outputs, 0, 0, scheduled - start, 0.0, 0.0)
         try:
             next_tokens = self.runner.run(batch)
+            ran = clock()
+            outputs = self.scheduler.update(batch, next_tokens)
         except BaseException:
             self.scheduler.cancel(batch)
             raise
-        ran = clock()
-        outputs = self.scheduler.update(batch, next_tokens)
-        lengths = [entry.stop - entry.start for entry in batch.entries]
         return StepReport(
             outputs=outputs,
-            num_tokens=sum(lengths),
-            num_prefill_tokens=sum(length for length in lengths if length > 1),
+            num_tokens=batch.num_tokens,
+            num_prefill_tokens=sum(_num_prefill_tokens(e) for e in batch.entries),
             schedule_s=scheduled - start,
             run_s=ran - scheduled,
             update_s=clock() - ran,
@@ -125,3 +125,10 @@ class Engine:
         for _ in self.run():
             pass
         return requests
+
+
+def _num_prefill_tokens(entry: BatchEntry) -> int:
+    """Return the tokens that an entry computes, 0 if it decodes."""
+    num_tokens = entry.stop - entry.start
+    is_decode = num_tokens == 1 and entry.stop > entry.request.num_prompt_tokens
+    return 0 if is_decode else num_tokens

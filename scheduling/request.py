@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache.errors import LengthError, TokenError
+from radixkv.mem_cache.prefix_cache import check_hashable
+from radixkv.mem_cache.sizes import as_integer
 from radixkv.mem_cache.tokens import Tokens, as_tokens
 
 from .sampling_params import SamplingParams
@@ -46,7 +48,6 @@ class Request:
 
     Attributes:
         request_id: The caller's name for the request.
-        arrival: Its place in the order of arrival.
         sampling_params: How its tokens are chosen.
         namespace: Shares cached prefixes only with requests of the same namespace.
         priority: Higher goes first, where a policy looks at it.
@@ -62,7 +63,6 @@ class Request:
         "_buffer",
         "_num_prompt_tokens",
         "_num_tokens",
-        "arrival",
         "finish_reason",
         "kv",
         "namespace",
@@ -96,15 +96,16 @@ class Request:
         Raises:
             TokenError: The prompt is not a flat sequence of such integers.
             LengthError: The prompt is empty.
+            ConfigError: `namespace` is not hashable, or `priority` is no integer.
         """
         tokens = as_tokens(prompt)
         if not len(tokens):
             raise LengthError("a prompt must have >= 1 tokens, got 0")
+        check_hashable(namespace)
         self.request_id = request_id
-        self.arrival = 0
         self.sampling_params = sampling_params or SamplingParams()
         self.namespace = namespace
-        self.priority = priority
+        self.priority = as_integer("priority", priority)
         self.kv: RequestKV | None = None
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None

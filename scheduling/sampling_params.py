@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 from radixkv.mem_cache.errors import ConfigError
-from radixkv.mem_cache.sizes import as_size
+from radixkv.mem_cache.sizes import as_size, is_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SamplingParams:
         as_size("top_k", self.top_k, 0)
         if not (_is_a(Real, self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"top_p must be a number in (0, 1], got {self.top_p!r}")
-        if not (_is_a(Integral, self.seed) and 0 <= self.seed < 2**64):
+        if not (is_integer(self.seed) and 0 <= self.seed < 2**64):
             raise ConfigError(
                 f"seed must be an integer in [0, 2**64), got {self.seed!r}"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from radixkv.mem_cache import (
     RequestKV,
     RequestStateError,
 )
+from radixkv.mem_cache.tokens import as_tokens
 
 from .batch import Batch, BatchEntry
 from .limits import SchedulerLimits
@@ -72,7 +72,6 @@ class Scheduler:
         self._requests: dict[str | int, Request] = {}
         self._in_flight: Batch | None = None
         self._outputs: list[RequestOutput] = []
-        self._num_arrivals = 0
         self._num_retractions = 0
 
     @property
@@ -92,8 +91,8 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether there is anything left to do."""
-        return bool(self._requests)
+        """Whether there is anything left to do, or to tell by `take_outputs`."""
+        return bool(self._requests or self._running or self._outputs)
 
     def add_request(self, request: Request) -> None:
         """Queue a request that can run to its end, at least alone.
@@ -102,22 +101,18 @@ class Scheduler:
             LengthError: Prompt and `max_new_tokens` together can never fit.
             RequestStateError: The request is not new, or its id is in use.
         """
-        has_run = request.num_output_tokens or request.finish_reason is not None
-        if has_run or request.request_id in self._requests:
+        is_new = request.status is RequestStatus.WAITING and not request.output_tokens
+        if not is_new or request.request_id in self._requests:
             raise RequestStateError(
                 f"a request must be new, with an id of its own, got {request!r}"
             )
-        # The newest token needs no slot: it is never fed back.
-        needed = request.num_tokens + request.sampling_params.max_new_tokens - 1
-        longest = min(self.cache.total_size, self.cache.memory.max_context_len)
+        needed, longest = _num_slots(request), self._longest_size
         if needed > longest:
             raise LengthError(
                 f"{request.num_tokens} prompt tokens and max_new_tokens "
                 f"{request.sampling_params.max_new_tokens} need {needed} slots, the "
                 f"longest that fits is {longest}"
             )
-        request.arrival = self._num_arrivals
-        self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
@@ -173,14 +168,16 @@ class Scheduler:
         Raises:
             RequestStateError: `batch` is not the last one.
             LengthError: Not one token for each entry that samples.
+            TokenError: `next_tokens` are no token ids.
         """
+        sampled = as_tokens(next_tokens).tolist()
         num_sampled = sum(entry.samples for entry in batch.entries)
-        if len(next_tokens) != num_sampled:
-            raise LengthError(f"need {num_sampled} next tokens, got {len(next_tokens)}")
+        if len(sampled) != num_sampled:
+            raise LengthError(f"need {num_sampled} next tokens, got {len(sampled)}")
         self._land(batch)
-        sampled = iter(next_tokens.tolist())
+        tokens = iter(sampled)
         for entry in batch.entries:
-            token = next(sampled) if entry.samples else None
+            token = next(tokens) if entry.samples else None
             self._advance(entry, token)
         return self.take_outputs()
 
@@ -196,6 +193,10 @@ class Scheduler:
                 self._release(entry.request)
             else:
                 self._end(entry.request, FinishReason.ABORT)
+
+    @property
+    def _longest_size(self) -> int:
+        return min(self.cache.total_size, self.cache.memory.max_context_len)
 
     def take_outputs(self) -> list[RequestOutput]:
         """Return what became of the requests since the last call."""
@@ -241,6 +242,11 @@ class Scheduler:
             and len(self._running) < self.limits.max_running_requests
         ):
             request = self._waiting[0]
+            if _num_slots(request) > self._longest_size:
+                # The pool was shrunk while it waited.
+                self._waiting.popleft()
+                self._end(request, FinishReason.REFUSED)
+                continue
             hit = cache.match_prefix(request.tokens, request.namespace)
             if not self._fits(request, hit):
                 return  # without having touched the cache
@@ -249,13 +255,11 @@ class Scheduler:
             )
             if kv is None:
                 return
-            if not self._fits(request, kv.committed_len):
-                # Its hit was counted as room: now it is locked.
+            num_tokens = self._start(step, request, kv, budget)
+            if not num_tokens:
                 cache.release(kv)
                 return
-            self._waiting.popleft()
-            self._start(request, kv)
-            budget -= step.extend(request, budget)
+            budget -= num_tokens
 
     def _fits(self, request: Request, cached_len: int) -> bool:
         """Tell whether the rest behind `cached_len` fits beside what is running.
@@ -271,12 +275,23 @@ class Scheduler:
             needed += _page_gap(allocated_len, other.num_tokens, page_size) + page_size
         return needed <= cache.available_size + cache.evictable_size
 
-    def _start(self, request: Request, kv: RequestKV) -> None:
+    def _start(self, step: _Step, request: Request, kv: RequestKV, budget: int) -> int:
+        """Run the first who waits; how many of its tokens, 0 if there is no room."""
+        if not self._fits(request, kv.committed_len):
+            return 0  # its hit was counted as room: now it is locked
         request.kv = kv
+        try:
+            num_tokens = step.extend(request, budget)
+        except OutOfPagesError:
+            request.kv = None
+            return 0
+        self._waiting.popleft()
         request.status = RequestStatus.RUNNING
         if not request.num_computed_tokens:
             request.num_cached_tokens = kv.committed_len
-        insort(self._running, request, key=lambda r: r.arrival)
+        # Newer than all that run: retraction takes the newest.
+        self._running.append(request)
+        return num_tokens
 
     def _retract_newest(self) -> None:
         """Take the pages of the newest request back; what it computed stays cached."""
@@ -305,7 +320,7 @@ class Scheduler:
         self.cache.commit(kv, entry.stop)
         num_computed = entry.stop - entry.start
         request.num_computed_tokens += num_computed
-        if num_computed > 1:
+        if num_computed > 1 or entry.start < request.num_prompt_tokens:
             self.cache.cache_unfinished_req(kv, request.tokens)
         if token is None:
             return
@@ -387,6 +402,12 @@ class _Step:
 def _kv(request: Request) -> RequestKV:
     assert request.kv is not None  # running requests have one
     return request.kv
+
+
+def _num_slots(request: Request) -> int:
+    """Return the slots for all that a request can become."""
+    # The newest token needs no slot: it is never fed back.
+    return request.num_prompt_tokens + request.sampling_params.max_new_tokens - 1
 
 
 def _num_uncomputed(request: Request) -> int:

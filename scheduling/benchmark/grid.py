@@ -23,7 +23,7 @@ from ..models import LoadedModel, device_of, dtype_of, load_model
 from .config import BenchConfig
 from .one_batch import BenchResult, bench_one_batch
 from .one_batch import Progress as OnProgress
-from .prompts import PromptSet, load_prompts, synthetic_prompts
+from .prompts import PromptSet, load_prompts, read_prompt_file, synthetic_prompts
 from .report import append_json_line, print_result
 
 _DEFAULT_INPUT_LEN = 256
@@ -57,10 +57,12 @@ class Grid:
             configs: The cells.
 
         Raises:
-            ConfigError: The model, the device or the prompts are not to be had, or a
-                model without tokenizer is asked to read text.
+            ConfigError: The model, the device or the prompts are not to be had, a
+                model without tokenizer is asked to read text, or a file cannot be
+                written.
             LengthError: A request can never fit.
         """
+        self._check_files()
         loaded = load_model(
             self.model, dtype=dtype_of(self.dtype), device=device_of(self.device)
         )
@@ -80,6 +82,24 @@ class Grid:
             self._report(console, result, loaded)
             is_right = is_right and not result.num_wrong_tokens
         return is_right
+
+    def _check_files(self) -> None:
+        """Refuse at once what else would fail after the model was loaded or run."""
+        if self.prompt_filename is not None:
+            read_prompt_file(self.prompt_filename)
+        if self.result_filename is not None:
+            try:
+                self.result_filename.open("ab").close()
+            except OSError as error:
+                raise ConfigError(
+                    f"result-filename cannot be written: {error}"
+                ) from error
+        if self.profile_prefix is not None:
+            folder = Path(self.profile_prefix).parent
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"profile-filename-prefix must be in a folder, got {folder}"
+                )
 
     def _prompts(self, config: BenchConfig, loaded: LoadedModel) -> PromptSet:
         if config.input_len is None:
@@ -116,13 +136,16 @@ class Grid:
 
 @contextmanager
 def _progress_bars() -> Generator[OnProgress]:
+    console = Console(stderr=True)
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("tokens"),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        # Elsewhere there is nothing to see, but an empty line before an error.
+        disable=not console.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
 

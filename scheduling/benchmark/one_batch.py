@@ -189,6 +189,8 @@ class _Bench:
             lengths.append(self._longest_chat(prompts))
         self._check_context(max(lengths))
         num_pages = self._num_pages(lengths)
+        # First what takes the most memory, so that too much is refused at once.
+        self.runner = self._make_runner(num_pages, max(lengths))
         memory = MemoryManager(
             num_pages,
             config.page_size,
@@ -198,7 +200,6 @@ class _Bench:
         self.cache: PrefixCache = (
             RadixCache(memory) if config.prefix_cache else ChunkCache(memory)
         )
-        self.runner = self._make_runner(memory.num_pages, max(lengths))
         limits = SchedulerLimits(
             max_running_requests=config.batch_size,
             max_batched_tokens=config.chunked_prefill_size + config.batch_size,
@@ -282,7 +283,6 @@ class _Bench:
         references: dict[bytes, list[int]] = {}
         checked = wrong = 0
         for request in requests:
-            self._progress("compare with the model alone", checked, total)
             key = request.prompt.tobytes()
             if key not in references:
                 references[key] = generate_reference(
@@ -300,6 +300,7 @@ class _Bench:
                 count_wrong_tokens(uncached, request.output),
             )
             checked += len(request.output)
+            self._progress("compare with the model alone", checked, total)
         return checked, wrong
 
     def _eos_token_ids(self) -> list[int]:
@@ -344,13 +345,19 @@ class _Bench:
         return sum(-(-length // config.page_size) + 1 for length in lengths)
 
     def _make_runner(self, num_pages: int, max_context_len: int) -> TransformersRunner:
-        return TransformersRunner(
-            self._loaded.model,
-            num_pages=num_pages,
-            page_size=self._config.page_size,
-            max_num_requests=self._config.batch_size,
-            max_context_len=max_context_len,
-        )
+        try:
+            return TransformersRunner(
+                self._loaded.model,
+                num_pages=num_pages,
+                page_size=self._config.page_size,
+                max_num_requests=self._config.batch_size,
+                max_context_len=max_context_len,
+            )
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter
+            raise ConfigError(
+                f"the pool must fit in memory, got {num_pages} pages of "
+                f"{self._config.page_size} slots: {error}"
+            ) from error
 
 
 def _free_memory_bytes(device: torch.device) -> int:

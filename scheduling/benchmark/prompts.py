@@ -33,7 +33,9 @@ class PromptSet:
 _SHIPPED_PROMPTS = Path(__file__).parent / "prompts" / "library.json"
 
 
-class _PromptFile(msgspec.Struct, forbid_unknown_fields=True):
+class PromptFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What a prompt file holds; see `load_prompts`."""
+
     questions: list[str]
     system: str = ""
     chat: list[str] = []
@@ -51,11 +53,7 @@ def load_prompts(tokenizer: TransformersObject, path: Path | None = None) -> Pro
     Raises:
         ConfigError: The file cannot be read, or holds no prompt.
     """
-    if path is None:
-        path = _SHIPPED_PROMPTS
-    content = _read(path)
-    if not content.questions or not all(q.strip() for q in content.questions):
-        raise ConfigError(f"prompt file must hold prompts, got none in {path}")
+    content = read_prompt_file(path or _SHIPPED_PROMPTS)
     prompts = [
         encode_chat(tokenizer, chat_messages(content.system, [question]))
         for question in content.questions
@@ -113,14 +111,23 @@ def synthetic_prompts(
     return PromptSet([np.concatenate([shared, row]) for row in own])
 
 
-def _read(path: Path) -> _PromptFile:
+def read_prompt_file(path: Path) -> PromptFile:
+    """Read the texts of a prompt file; see `load_prompts`.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no prompt.
+    """
     try:
         data = path.read_bytes()
         if path.suffix == ".json":
-            return msgspec.json.decode(data, type=_PromptFile)
-        lines = data.decode().splitlines()
+            content = msgspec.json.decode(data, type=PromptFile)
+        else:
+            lines = data.decode().splitlines()
+            content = PromptFile([line for line in lines if line.strip()])
     except OSError as error:
         raise ConfigError(f"prompt file cannot be read: {error}") from error
     except (UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"prompt file {path} is malformed: {error}") from error
-    return _PromptFile([line for line in lines if line.strip()])
+    if not content.questions or not all(q.strip() for q in content.questions):
+        raise ConfigError(f"prompt file must hold prompts, got none in {path}")
+    return content
