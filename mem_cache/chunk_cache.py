@@ -12,7 +12,7 @@ from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache, check_hashable
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
-from .tokens import TOKEN_BYTES, Tokens, as_tokens
+from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens
 
 
 class ChunkCache(PrefixCache):
@@ -35,13 +35,13 @@ class ChunkCache(PrefixCache):
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
         """Return 0: nothing is cached."""
-        check_hashable(namespace)
+        check_hashable("namespace", namespace)
         as_tokens(tokens)
         return 0
 
     def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
         """Publish nothing; refuses what every prefix cache refuses."""
-        self._check_cover(request, tokens)
+        self._check_cover(request, as_sequence(tokens))
 
     def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
         pass

@@ -15,6 +15,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     ├── RequestStateError (RuntimeError)      a released, foreign or repeated request
     ├── CacheBusyError (RuntimeError)         a reset while requests are running
     ├── WrongThreadError (RuntimeError)       a call from a thread that is not the owner
+    ├── PolicyError (RuntimeError)            the caller's eviction policy failed
     └── IntegrityError (RuntimeError)         the structures contradict each other
 """
 
@@ -113,6 +114,10 @@ class CacheBusyError(RadixKVError, RuntimeError):
 
 class WrongThreadError(RadixKVError, RuntimeError):
     """A cache was called from a thread that does not own it."""
+
+
+class PolicyError(RadixKVError, RuntimeError):
+    """The caller's eviction policy failed; its own error is the cause."""
 
 
 class IntegrityError(RadixKVError, RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sortedcontainers import SortedKeyList
 
-from .errors import ConfigError
+from .errors import ConfigError, PolicyError
 from .radix_node import RadixNode
 
 
@@ -25,7 +25,12 @@ class EvictionPolicy(Protocol):
         """Return a comparable value; the leaf with the lowest goes first.
 
         It is asked when a leaf becomes evictable, and must stay the same until the leaf
-        is used again. Among equals, the least recently used goes first.
+        is used again. `num_hits`, `created`, `last_use` and `priority` do; the pages
+        and the neighbours of a node do not. Among equals, the least recently used goes
+        first.
+
+        If it fails, or its values do not compare, the leaf waits among the first to go,
+        and every eviction is refused with a `PolicyError`.
         """
         ...
 
@@ -62,6 +67,14 @@ class EvictionIndex(Protocol):
 
     def expose(self, node: RadixNode) -> None:
         """Take note that the unprotected `node` lost its last child."""
+        ...
+
+    def check(self) -> None:
+        """Refuse to evict in an order that is not the policy's.
+
+        Raises:
+            PolicyError: The policy failed.
+        """
         ...
 
     def first(self) -> RadixNode | None:
@@ -109,6 +122,9 @@ class RecencyIndex:
     def expose(self, node: RadixNode) -> None:
         """Do nothing: `node` is there already."""
 
+    def check(self) -> None:
+        """Do nothing: recency cannot fail."""
+
     def first(self) -> RadixNode | None:
         """Return the least recently used leaf. O(1)."""
         return next(iter(self._order), None)
@@ -145,6 +161,10 @@ class KeyedIndex:
         self._clock = 0
         self._rank: dict[RadixNode, tuple[Any, int]] = {}
         self._leaves = SortedKeyList(key=self._rank.__getitem__)
+        # Leaves for which the policy failed. They are kept, since the failure comes in
+        # the middle of an unlock, which must not stop half-way.
+        self._unranked: OrderedDict[RadixNode, None] = OrderedDict()
+        self._failure: Exception | None = None
 
     def release(self, node: RadixNode) -> None:
         """Stamp `node`, and add it if it is a leaf."""
@@ -158,27 +178,49 @@ class KeyedIndex:
         if node in self._rank:
             self._leaves.remove(node)
             del self._rank[node]
+        else:
+            self._unranked.pop(node, None)
 
     def expose(self, node: RadixNode) -> None:
         """Add `node`, a leaf."""
-        self._rank[node] = (self._policy.key(node), node.last_use)
-        self._leaves.add(node)
+        try:
+            key = self._policy.key(node)
+            if key != key:
+                raise ValueError(f"a key must equal itself, got {key!r}")
+            self._rank[node] = (key, node.last_use)
+            self._leaves.add(node)
+        except Exception as error:  # whatever the caller's code raises
+            self._rank.pop(node, None)
+            self._unranked[node] = None
+            self._failure = self._failure or error
+
+    def check(self) -> None:
+        """Refuse to evict in an order that is not the policy's.
+
+        Raises:
+            PolicyError: The policy failed.
+        """
+        if self._failure is not None:
+            raise PolicyError(
+                f"{self._policy!r} failed: {self._failure!r}"
+            ) from self._failure
 
     def first(self) -> RadixNode | None:
         """Return the leaf with the lowest key."""
-        return self._leaves[0] if self._leaves else None
+        return next(iter(self), None)
 
     def __contains__(self, node: object) -> bool:
         """Tell whether the index holds `node`. O(1)."""
-        return node in self._rank
+        return node in self._rank or node in self._unranked
 
     def __iter__(self) -> Iterator[RadixNode]:
         """Iterate over the evictable leaves, the next to go first."""
-        return iter(self._leaves)
+        yield from self._unranked
+        yield from self._leaves
 
     def __len__(self) -> int:
         """Count the evictable leaves. O(1)."""
-        return len(self._leaves)
+        return len(self._leaves) + len(self._unranked)
 
     def holds(self, node: RadixNode) -> bool:
         """Tell whether `node` is an unprotected leaf."""

@@ -43,15 +43,22 @@ class MemoryManager:
             page_size: Slots a page, at least 1.
             max_num_requests: Requests that can run at a time, at least 1.
             max_context_len: Longest sequence of a request, in tokens, at least 1.
-            kv_pool: The K and V buffers, if this process has them.
+            kv_pool: The K and V buffers, if this process has them, of the same sizes.
 
         Raises:
-            ConfigError: A number is out of range.
+            ConfigError: A number is out of range, or the pool has other sizes.
         """
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.max_context_len = as_size("max_context_len", max_context_len)
         columns = num_pages_for(self.max_context_len, self.page_size)
         self.request_table = RequestTable(max_num_requests, columns)
+        if kv_pool is not None:
+            sizes = (kv_pool.num_pages, kv_pool.page_size)
+            if sizes != (self.num_pages, self.page_size):
+                raise ConfigError(
+                    "kv_pool must have the same (num_pages, page_size), "
+                    f"{(self.num_pages, self.page_size)}, got {sizes}"
+                )
         self.kv_pool = kv_pool
         self._is_attached = False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from threading import enumerate as enumerate_threads
 from threading import get_ident
 
 import numpy as np
@@ -15,7 +16,7 @@ from .errors import (
     LengthError,
     OutOfPagesError,
     PagesInUseError,
-    TokenError,
+    RequestStateError,
     WrongThreadError,
 )
 from .integrity import check_cache
@@ -35,8 +36,8 @@ class PrefixCache(ABC):
     At every step boundary ``available + evictable + protected + held = total``, in
     whole pages, and every page has exactly one owner.
 
-    A cache has one owner thread: the first that calls it. A call that it refuses
-    raises a `RadixKVError` and changes nothing.
+    A cache has one owner thread: the first that admits a request. A call that it
+    refuses raises a `RadixKVError` and changes nothing.
 
     Attributes:
         memory: The allocator and the request table that it manages, alone.
@@ -122,7 +123,8 @@ class PrefixCache(ABC):
 
         Args:
             tokens: All token ids known so far, at least one.
-            namespace: Any hashable; equal namespaces share, others share nothing.
+            namespace: Any hashable; equal namespaces share, others share nothing. To
+                Python, 1, 1.0 and True are equal.
             priority: Raises the priority of the path that the request publishes.
 
         Returns:
@@ -142,12 +144,17 @@ class PrefixCache(ABC):
                 f"a request must have 1..{self.memory.max_context_len} tokens, "
                 f"got {num_tokens}"
             )
-        check_hashable(namespace)
+        check_hashable("namespace", namespace)
         priority = as_integer("priority", priority)
         request = self._running.open(namespace, priority)
         if request is None:
             return None
-        self._acquire(request, array)
+        try:
+            self._acquire(request, array)
+        except BaseException:  # a namespace may have an __eq__ of its own
+            self._running.close(request)
+            raise
+        self._owner = get_ident()
         self._num_admitted_requests += 1
         self._num_prompt_tokens += num_tokens
         self._num_cached_tokens += request.protected_len
@@ -178,7 +185,7 @@ class PrefixCache(ABC):
             lens = [as_length("each of new_lens", new_len) for new_len in new_lens]
         except TypeError as error:
             raise LengthError(f"new_lens must be a sequence: {error}") from None
-        return self._alloc(requests, lens)
+        return self._alloc(self._as_batch(requests), lens)
 
     def alloc_for_decode(
         self, requests: Sequence[RequestKV], num_tokens: int = 1
@@ -199,6 +206,7 @@ class PrefixCache(ABC):
             RequestStateError: A request is released, foreign, or named twice.
         """
         num_tokens = as_size("num_tokens", num_tokens)
+        requests = self._as_batch(requests)
         lens = [request.committed_len + num_tokens for request in requests]
         return self._alloc(requests, lens)
 
@@ -409,8 +417,19 @@ class PrefixCache(ABC):
     def _unlock(self, request: RequestKV) -> None:
         """Give back what `_acquire` locked."""
 
-    def _alloc(self, requests: Sequence[RequestKV], lens: list[int]) -> KVCacheInfo:
+    def _as_batch(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
+        """Refuse what is no batch, and a foreign thread."""
         self._check_thread()
+        try:
+            batch = list(requests)
+        except TypeError:
+            raise RequestStateError(
+                f"a batch must be a sequence of requests, got {requests!r}"
+            ) from None
+        self._running.check_batch(batch)
+        return batch
+
+    def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
         needed = self._running.count_new_pages(requests, lens)
         num_pages = sum(needed)
         pages = self._take(num_pages) if num_pages else b""
@@ -462,25 +481,23 @@ class PrefixCache(ABC):
 
     def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
         self._check(request)
-        try:
-            num_tokens = len(tokens)
-        except TypeError as error:
-            raise TokenError(f"tokens must be a sequence: {error}") from None
-        if num_tokens < request.committed_len:
+        if len(tokens) < request.committed_len:
             raise LengthError(
                 f"tokens must cover {request.committed_len} computed positions, "
-                f"got {num_tokens}"
+                f"got {len(tokens)}"
             )
 
     def _check_thread(self) -> None:
-        thread = get_ident()
-        if thread != self._owner:
-            if self._owner is not None:
-                raise WrongThreadError(
-                    "a cache has one owner thread, the first that called it; "
-                    f"got a call from {thread}, the owner is {self._owner}"
-                )
-            self._owner = thread
+        if self._owner is not None and get_ident() != self._owner:
+            self._check_other_thread(self._owner)
+
+    def _check_other_thread(self, owner: int) -> None:
+        if any(thread.ident == owner for thread in enumerate_threads()):
+            raise WrongThreadError(
+                "a cache has one owner thread, the first that admitted a request; "
+                f"got a call from {get_ident()}, the owner is {owner}"
+            )
+        self._owner = get_ident()  # who owned it has ended
 
     def _num_pages(self, num_tokens: int) -> int:
         num_tokens = as_length("num_tokens", num_tokens)
@@ -489,13 +506,17 @@ class PrefixCache(ABC):
         return num_pages_for(num_tokens, self.page_size)
 
 
-def check_hashable(namespace: Hashable) -> None:
-    """Refuse a namespace that is not hashable.
+def check_hashable(name: str, value: Hashable) -> None:
+    """Refuse a namespace or an id that is not hashable.
+
+    Args:
+        name: What it is called in the message.
+        value: The namespace, or the id.
 
     Raises:
         ConfigError: It is not.
     """
     try:
-        hash(namespace)
+        hash(value)
     except TypeError:
-        raise ConfigError(f"namespace must be hashable, got {namespace!r}") from None
+        raise ConfigError(f"{name} must be hashable, got {value!r}") from None

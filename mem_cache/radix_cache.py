@@ -13,7 +13,7 @@ from .prefix_cache import PrefixCache, check_hashable
 from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
-from .tokens import TOKEN_BYTES, Tokens, as_tokens, key_bytes
+from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens, key_bytes
 
 
 class RadixCache(PrefixCache):
@@ -53,7 +53,7 @@ class RadixCache(PrefixCache):
 
         Complexity: O(nodes on the path) plus one comparison of the matched tokens.
         """
-        check_hashable(namespace)
+        check_hashable("namespace", namespace)
         array = as_tokens(tokens)
         whole = len(array) // self.page_size * self.page_size
         return self._tree.match(namespace, array[:whole].tobytes()) // TOKEN_BYTES
@@ -63,6 +63,7 @@ class RadixCache(PrefixCache):
 
         Complexity: O(new tokens); the walk begins at the request's locked node.
         """
+        tokens = as_sequence(tokens)
         self._check_cover(request, tokens)
         page_size = self._allocator.page_size
         start = request.protected_len

@@ -156,8 +156,12 @@ class RadixTree:
             The page ids dropped, the bytes of int32: `num_pages` of them, or all that
             are evictable.
 
+        Raises:
+            PolicyError: The policy failed; nothing was dropped.
+
         Complexity: O(nodes dropped), times O(log leaves) for a keyed policy.
         """
+        self._index.check()
         freed: list[bytes] = []
         while num_pages > 0:
             node = self._index.first()

@@ -57,7 +57,21 @@ class RunningRequests:
         Raises:
             RequestStateError: It was released, or is another cache's.
         """
-        if self._requests.get(request.req_pool_idx) is not request:
+        self.check_batch([request])
+
+    def check_batch(self, requests: Sequence[RequestKV]) -> None:
+        """Refuse a batch with a request that does not run here.
+
+        Raises:
+            RequestStateError: One was released, is another cache's, or is no request.
+        """
+        running = self._requests
+        for request in requests:
+            try:
+                if running.get(request.req_pool_idx) is request:
+                    continue
+            except AttributeError:
+                pass  # `admit` may have answered None
             raise RequestStateError(
                 f"{request!r} was released already, or is another cache's"
             )
@@ -95,11 +109,11 @@ class RunningRequests:
     def count_new_pages(
         self, requests: Sequence[RequestKV], lens: Sequence[int]
     ) -> list[int]:
-        """Check a batch, and count the pages that each request needs.
+        """Check the lengths of a batch, and count the pages that each request needs.
 
         Raises:
             LengthError: A length does not go forward, or too far.
-            RequestStateError: A request does not run here, or is named twice.
+            RequestStateError: A request is named twice.
         """
         if len(requests) != len(lens):
             raise LengthError(
@@ -107,11 +121,8 @@ class RunningRequests:
             )
         page_size = self._allocator.page_size
         max_len = self._max_context_len
-        live = self._requests
         needed: list[int] = []
         for request, new_len in zip(requests, lens, strict=True):
-            if live.get(request.req_pool_idx) is not request:
-                self.check(request)
             if not request.committed_len < new_len <= max_len:
                 raise LengthError(
                     f"a new length must be in {request.committed_len + 1}..{max_len}, "

@@ -65,6 +65,20 @@ def _convert(tokens: Tokens) -> NDArray[np.int32]:
     return array.astype(_INT32)
 
 
+def as_sequence(tokens: Tokens) -> Tokens:
+    """Return tokens that can be cut, without looking at each of them.
+
+    Raises:
+        TokenError: `tokens` are no flat sequence.
+    """
+    # Only what is cut off must be converted: a long prompt is published in parts.
+    if isinstance(tokens, list | tuple):
+        return tokens
+    if isinstance(tokens, np.ndarray) and tokens.ndim == 1:
+        return tokens
+    return as_tokens(tokens)
+
+
 def key_bytes(tokens: Tokens, start: int, stop: int) -> bytes:
     """Encode ``tokens[start:stop]`` as the raw bytes of a key.
 

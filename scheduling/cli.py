@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -90,10 +90,11 @@ def bench_one_batch_command(
     ] = "profile",
     seed: Annotated[int, typer.Option(help="Of the synthetic prompts.")] = 0,
 ) -> None:
-    """Run one batch cold, then warm, then a chat; check and show what they cost.
+    """Run one batch on a real model, cold and warm.
 
+    Several values after --batch-size, --input-len and --output-len make a grid.
     Without --input-len the prompts are real: those of --prompt-filename, or those that
-    ship with the project.
+    ship with the project; these end with a chat.
     """
     from .benchmark.config import BenchConfig
 
@@ -147,23 +148,27 @@ def spread(arguments: Sequence[str]) -> list[str]:
     option: str | None = None
     for argument in arguments:
         if argument.startswith("--"):
-            option = argument if argument in _GRID_OPTIONS else None
+            name = argument.partition("=")[0]
+            option = name if name in _GRID_OPTIONS else None
         elif option is not None and spread_out[-1] != option:
             spread_out.append(option)
         spread_out.append(argument)
     return spread_out
 
 
+def _refuse(message: str) -> NoReturn:
+    print(f"radixkv: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     """Run the command line; what it refuses is one line, and exit code 2."""
     try:
         code = app(spread(sys.argv[1:]), standalone_mode=False)
-    except (typer.TyperException, RadixKVError) as error:
-        message = (
-            str(error) if isinstance(error, RadixKVError) else (error.format_message())
-        )
-        print(f"radixkv: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(2)
+    except typer.TyperException as error:
+        _refuse(error.format_message())
+    except (RadixKVError, OSError, MemoryError) as error:
+        _refuse(str(error) or "out of memory")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from radixkv.mem_cache import CacheBusyError
+from radixkv.mem_cache import CacheBusyError, RequestStateError
 
 from .base import ModelRunner
 from .batch import BatchEntry
@@ -109,19 +109,18 @@ class Engine:
         """Run requests to their end; returns them.
 
         Raises:
-            LengthError: A request can never fit; none has run then.
-            RequestStateError: A request is not new; none has run then.
+            LengthError: A request can never fit; none was queued then.
+            TokenError: A request has an unknown token; none was queued then.
+            RequestStateError: A request is not new; none was queued then.
         """
         requests = list(requests)
-        added: list[Request] = []
-        try:
-            for request in requests:
-                self.scheduler.add_request(request)
-                added.append(request)
-        except Exception:
-            for request in added:
-                self.scheduler.abort(request.request_id)
-            raise
+        for request in requests:
+            self.scheduler.check_request(request)
+        ids = [request.request_id for request in requests]
+        if len(set(ids)) < len(ids):
+            raise RequestStateError(f"requests must have ids of their own, got {ids}")
+        for request in requests:
+            self.scheduler.add_request(request)
         for _ in self.run():
             pass
         return requests

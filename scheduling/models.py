@@ -42,6 +42,25 @@ class LoadedModel:
     model: TransformersObject
     tokenizer: TransformersObject | None
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Longest text that the model can read; no bound if it names none."""
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end a text of the model."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None:
+            return []
+        return [ids] if isinstance(ids, int) else list(ids)
+
 
 def load_model(
     name: str,

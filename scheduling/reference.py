@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import torch
 
 from radixkv.mem_cache.tokens import Tokens, as_tokens
 
 from .models import TransformersObject, import_transformers
+
+_NUM_ROUNDINGS = 16
+"""Logits count as equal up to so many roundings of the highest of them."""
 
 
 def generate_reference(
@@ -51,12 +55,16 @@ def generate_reference(
 
 def predict_reference(
     model: TransformersObject, prompt: Tokens, output: list[int]
-) -> list[int]:
-    """Return the model's greedy choice at each position of an output, uncached.
+) -> list[frozenset[int]]:
+    """Return the model's greedy choices at each position of an output, uncached.
 
-    One forward pass over prompt and output, without any cache. If all choices equal the
-    output, then so does what `generate` makes without a cache: each of its tokens is
-    the choice behind the tokens before it.
+    One forward pass over prompt and output, without any cache. If the output is made of
+    such choices, then it is what `generate` makes without a cache: each of its tokens
+    is a choice behind the tokens before it.
+
+    Nearly always there is one choice. There are several where logits are equal up to
+    the rounding of their dtype: then it is chance which of them is the highest, and
+    another order of the same additions makes another one.
 
     Args:
         model: A transformers causal language model; it may be in use by a runner.
@@ -66,15 +74,33 @@ def predict_reference(
     tokens = [*as_tokens(prompt).tolist(), *output[:-1]]
     ids = torch.tensor(tokens, dtype=torch.int64, device=model.device)[None]
     with _plain(model), torch.inference_mode():
-        logits = model(ids, use_cache=False, logits_to_keep=len(output)).logits
-    choices: list[int] = logits[0].argmax(-1).tolist()
-    return choices
+        logits = model(ids, use_cache=False, logits_to_keep=len(output)).logits[0]
+    tolerance = _NUM_ROUNDINGS * torch.finfo(logits.dtype).eps
+    highest = logits.amax(-1, keepdim=True)
+    is_choice = logits >= highest - tolerance * logits.abs().amax(-1, keepdim=True)
+    return [frozenset(row.nonzero()[:, 0].tolist()) for row in is_choice]
 
 
-def count_wrong_tokens(reference: list[int], output: list[int]) -> int:
-    """Count the positions at which two outputs differ, missing ones included."""
-    differ = sum(a != b for a, b in zip(reference, output, strict=False))
-    return differ + abs(len(reference) - len(output))
+def count_wrong_tokens(
+    choices: list[frozenset[int]], reference: list[int], output: list[int]
+) -> int:
+    """Count the tokens of an output that are not the model's.
+
+    Args:
+        choices: The model's choices at each position of `output`, uncached.
+        reference: What the model generates. Behind a near tie it may go another way;
+            from there on, `choices` alone are the judge.
+        output: The tokens to judge, at least one.
+    """
+    wrong = {i for i, token in enumerate(output) if token not in choices[i]}
+    pairs = enumerate(zip_longest(reference, output))
+    first = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
+    if first is not None and (
+        first >= min(len(reference), len(output))
+        or reference[first] not in choices[first]
+    ):
+        wrong.add(first)
+    return len(wrong)
 
 
 @contextmanager

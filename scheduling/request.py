@@ -96,12 +96,14 @@ class Request:
         Raises:
             TokenError: The prompt is not a flat sequence of such integers.
             LengthError: The prompt is empty.
-            ConfigError: `namespace` is not hashable, or `priority` is no integer.
+            ConfigError: `namespace` or `request_id` is not hashable, or `priority` is
+                no integer.
         """
         tokens = as_tokens(prompt)
         if not len(tokens):
             raise LengthError("a prompt must have >= 1 tokens, got 0")
-        check_hashable(namespace)
+        check_hashable("namespace", namespace)
+        check_hashable("request_id", request_id)
         self.request_id = request_id
         self.sampling_params = sampling_params or SamplingParams()
         self.namespace = namespace

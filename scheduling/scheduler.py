@@ -16,7 +16,9 @@ from radixkv.mem_cache import (
     PrefixCache,
     RequestKV,
     RequestStateError,
+    TokenError,
 )
+from radixkv.mem_cache.sizes import as_size
 from radixkv.mem_cache.tokens import as_tokens
 
 from .batch import Batch, BatchEntry
@@ -56,6 +58,7 @@ class Scheduler:
         limits: SchedulerLimits | None = None,
         *,
         eos_token_ids: Iterable[int] = (),
+        vocab_size: int = 2**31 - 1,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -63,10 +66,18 @@ class Scheduler:
             cache: Where the K and V of its requests are kept.
             limits: How much it may do at a time.
             eos_token_ids: Tokens that end every request that does not ignore them.
+            vocab_size: Tokens that the model knows, ``[0, vocab_size)``: one unknown
+                token would fail the whole step.
+
+        Raises:
+            ConfigError: A token or `vocab_size` is out of range.
         """
         self.cache = cache
         self.limits = limits or SchedulerLimits()
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(
+            as_size("an end-of-sequence token", token, 0) for token in eos_token_ids
+        )
+        self.vocab_size = as_size("vocab_size", vocab_size)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in the order of arrival
         self._requests: dict[str | int, Request] = {}
@@ -99,6 +110,19 @@ class Scheduler:
 
         Raises:
             LengthError: Prompt and `max_new_tokens` together can never fit.
+            TokenError: The prompt has a token outside of the vocabulary.
+            RequestStateError: The request is not new, or its id is in use.
+        """
+        self.check_request(request)
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def check_request(self, request: Request) -> None:
+        """Refuse what `add_request` would refuse; changes nothing.
+
+        Raises:
+            LengthError: Prompt and `max_new_tokens` together can never fit.
+            TokenError: The prompt has a token outside of the vocabulary.
             RequestStateError: The request is not new, or its id is in use.
         """
         is_new = request.status is RequestStatus.WAITING and not request.output_tokens
@@ -109,12 +133,16 @@ class Scheduler:
         needed, longest = _num_slots(request), self._longest_size
         if needed > longest:
             raise LengthError(
-                f"{request.num_tokens} prompt tokens and max_new_tokens "
-                f"{request.sampling_params.max_new_tokens} need {needed} slots, the "
-                f"longest that fits is {longest}"
+                f"request {request.request_id!r}: {request.num_tokens} prompt tokens "
+                f"and max_new_tokens {request.sampling_params.max_new_tokens} need "
+                f"{needed} slots, the longest that fits is {longest}"
             )
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
+        highest = int(request.tokens.max())
+        if highest >= self.vocab_size:
+            raise TokenError(
+                f"request {request.request_id!r}: tokens must be < {self.vocab_size}, "
+                f"got {highest}"
+            )
 
     def abort(self, request_id: str | int) -> None:
         """End a request in whatever state; unknown and finished ids are ignored.
@@ -296,8 +324,8 @@ class Scheduler:
     def _retract_newest(self) -> None:
         """Take the pages of the newest request back; what it computed stays cached."""
         request = self._running[-1]
-        if len(self._running) == 1:
-            # It had all pages for itself: the pool was shrunk under it.
+        if _num_slots(request) > self._longest_size:
+            # The pool was shrunk under it.
             self._end(request, FinishReason.REFUSED)
             return
         self._running.pop()

@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.kernels import slot_mapping_extend
+from radixkv.mem_cache import PrefixCache
 from radixkv.mem_cache.errors import ConfigError
 from radixkv.mem_cache.kv_pool import KVPool
 from radixkv.mem_cache.page_table import PageTable
 from radixkv.mem_cache.sizes import as_size, num_pages_for
 
 from .batch import Batch
-from .models import TransformersObject, import_transformers
+from .models import LoadedModel, TransformersObject, import_transformers
 from .sampler import sample
 from .transformers_attention import ATTENTION, StepMetadata, paged_attention
 
@@ -93,9 +94,13 @@ class TransformersRunner:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute one step, each once and in order, and store its K and V.
 
+        Raises:
+            ConfigError: The cache of the batch has other pages than the pool.
+
         Returns:
             The logits of the entries that sample, `[num_sampling_entries, vocab_size]`.
         """
+        self._check_sizes(batch.cache)
         # With another attention in place, transformers would ignore the step without a
         # word.
         if self._model.config._attn_implementation != ATTENTION:
@@ -114,6 +119,16 @@ class TransformersRunner:
             )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _check_sizes(self, cache: PrefixCache) -> None:
+        """Refuse a cache whose slots are not the pool's: its tokens would be wrong."""
+        pool = self.pool
+        pool_size = pool.num_pages * pool.page_size
+        if cache.page_size != pool.page_size or cache.total_size > pool_size:
+            raise ConfigError(
+                f"the runner has {pool.num_pages} pages of {pool.page_size} slots, got "
+                f"a cache of {cache.total_size} slots with page_size {cache.page_size}"
+            )
 
     def _prepare(self, batch: Batch) -> StepMetadata:
         info = batch.kv_cache_info
@@ -139,6 +154,8 @@ class TransformersRunner:
 
 
 def _check_supported(model: TransformersObject) -> None:
+    if isinstance(model, LoadedModel):
+        raise ConfigError("TransformersRunner takes the `model` of a LoadedModel")
     reason = _unsupported(model)
     if reason:
         raise ConfigError(

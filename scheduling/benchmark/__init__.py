@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .config import BenchConfig
 
 if TYPE_CHECKING:
+    from .comparison import Comparison, compare_with_model
     from .one_batch import (
         BatchMeasurement,
         BenchResult,
@@ -21,9 +22,11 @@ __all__ = [
     "BatchMeasurement",
     "BenchConfig",
     "BenchResult",
+    "Comparison",
     "PromptSet",
     "RequestMeasurement",
     "bench_one_batch",
+    "compare_with_model",
     "load_prompts",
     "synthetic_prompts",
 ]
@@ -31,9 +34,11 @@ __all__ = [
 _NEED_TORCH = {
     "BatchMeasurement": "one_batch",
     "BenchResult": "one_batch",
+    "Comparison": "comparison",
     "PromptSet": "prompts",
     "RequestMeasurement": "one_batch",
     "bench_one_batch": "one_batch",
+    "compare_with_model": "comparison",
     "load_prompts": "prompts",
     "synthetic_prompts": "prompts",
 }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from radixkv.mem_cache.errors import ConfigError
 from radixkv.mem_cache.sizes import as_size
+
+MAX_BATCH_SIZE: Final = 65_536
+"""More requests than that are a typing error, and would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class BenchConfig:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         as_size("batch-size", self.batch_size)
+        if self.batch_size > MAX_BATCH_SIZE:
+            raise ConfigError(
+                f"batch-size must be <= {MAX_BATCH_SIZE}, got {self.batch_size}"
+            )
         as_size("output-len", self.output_len)
         as_size("page-size", self.page_size)
         as_size("chunked-prefill-size", self.chunked_prefill_size)

@@ -20,11 +20,17 @@ from rich.progress import (
 from radixkv.mem_cache.errors import ConfigError
 
 from ..models import LoadedModel, device_of, dtype_of, load_model
+from .comparison import Comparison, compare_with_model
 from .config import BenchConfig
-from .one_batch import BenchResult, bench_one_batch
+from .one_batch import (
+    BenchResult,
+    bench_one_batch,
+    check_longest,
+    longest_request,
+)
 from .one_batch import Progress as OnProgress
 from .prompts import PromptSet, load_prompts, read_prompt_file, synthetic_prompts
-from .report import append_json_line, print_result
+from .report import append_json_line, print_result, summary, verdict
 
 _DEFAULT_INPUT_LEN = 256
 
@@ -66,22 +72,79 @@ class Grid:
         loaded = load_model(
             self.model, dtype=dtype_of(self.dtype), device=device_of(self.device)
         )
-        console = Console()
-        is_right = True
+        real = None
+        if any(config.input_len is None for config in configs):
+            real = self._real_prompts(loaded)
+        if real is None:
+            configs = [
+                replace(config, input_len=config.input_len or _DEFAULT_INPUT_LEN)
+                for config in configs
+            ]
+        # Before the first cell runs, since that may take minutes.
         for config in configs:
-            if config.input_len is None and loaded.tokenizer is None:
-                if self.prompt_filename is not None:
-                    raise ConfigError(
-                        f"model {loaded.name!r} has no tokenizer and cannot read "
-                        "prompt-filename: give input-len"
-                    )
-                config = replace(config, input_len=_DEFAULT_INPUT_LEN)
-            prompts = self._prompts(config, loaded)
-            with _progress_bars() as progress, self._profiler(config):
-                result = bench_one_batch(config, loaded, prompts, progress)
-            self._report(console, result, loaded)
-            is_right = is_right and not result.num_wrong_tokens
-        return is_right
+            check_longest(config, loaded, self._longest(config, loaded, real))
+        comparisons = [self._run_cell(config, loaded, real) for config in configs]
+        return not any(c is not None and c.num_wrong_tokens for c in comparisons)
+
+    def _run_cell(
+        self, config: BenchConfig, loaded: LoadedModel, real: PromptSet | None
+    ) -> Comparison | None:
+        prompts = real
+        if prompts is None or config.input_len is not None:
+            prompts = self._synthetic_prompts(config, loaded)
+        console = Console()
+        with _progress_bars() as progress, self._profiler(config):
+            result = bench_one_batch(config, loaded, prompts, progress)
+        print_result(console, result, loaded.tokenizer if prompts is real else None)
+        comparison = None
+        try:
+            if config.correctness_test:
+                with _progress_bars() as progress:
+                    comparison = compare_with_model(result, loaded, progress)
+                console.print(
+                    verdict(comparison), markup=False, highlight=False, soft_wrap=True
+                )
+        finally:  # what was measured is not lost if the comparison is interrupted
+            self._write(result, comparison)
+        return comparison
+
+    def _write(self, result: BenchResult, comparison: Comparison | None) -> None:
+        if self.result_filename is not None:
+            append_json_line(
+                self.result_filename,
+                {
+                    "device": self.device,
+                    "dtype": self.dtype,
+                    "prompt_filename": str(self.prompt_filename or ""),
+                    **summary(result, comparison),
+                },
+            )
+
+    def _longest(
+        self, config: BenchConfig, loaded: LoadedModel, real: PromptSet | None
+    ) -> int:
+        if real is None or config.input_len is not None:
+            return (config.input_len or 0) + config.output_len
+        return longest_request(config, loaded, real)
+
+    def _real_prompts(self, loaded: LoadedModel) -> PromptSet | None:
+        if loaded.tokenizer is not None:
+            return load_prompts(loaded.tokenizer, self.prompt_filename)
+        if self.prompt_filename is not None:
+            raise ConfigError(
+                f"model {loaded.name!r} has no tokenizer and cannot read "
+                "prompt-filename: give input-len"
+            )
+        return None
+
+    def _synthetic_prompts(self, config: BenchConfig, loaded: LoadedModel) -> PromptSet:
+        return synthetic_prompts(
+            config.batch_size,
+            config.input_len or _DEFAULT_INPUT_LEN,
+            config.shared_prefix_len,
+            vocab_size=loaded.vocab_size,
+            seed=config.seed,
+        )
 
     def _check_files(self) -> None:
         """Refuse at once what else would fail after the model was loaded or run."""
@@ -100,25 +163,6 @@ class Grid:
                 raise ConfigError(
                     f"profile-filename-prefix must be in a folder, got {folder}"
                 )
-
-    def _prompts(self, config: BenchConfig, loaded: LoadedModel) -> PromptSet:
-        if config.input_len is None:
-            return load_prompts(loaded.tokenizer, self.prompt_filename)
-        return synthetic_prompts(
-            config.batch_size,
-            config.input_len,
-            config.shared_prefix_len,
-            vocab_size=loaded.model.config.get_text_config().vocab_size,
-            seed=config.seed,
-        )
-
-    def _report(
-        self, console: Console, result: BenchResult, loaded: LoadedModel
-    ) -> None:
-        real = result.config.input_len is None
-        print_result(console, result, loaded.tokenizer if real else None)
-        if self.result_filename is not None:
-            append_json_line(self.result_filename, result)
 
     @contextmanager
     def _profiler(self, config: BenchConfig) -> Generator[None]:

@@ -21,11 +21,6 @@ from radixkv.mem_cache import (
 from ..engine import Engine
 from ..limits import SchedulerLimits
 from ..models import LoadedModel, TransformersObject
-from ..reference import (
-    count_wrong_tokens,
-    generate_reference,
-    predict_reference,
-)
 from ..request import Request
 from ..sampling_params import SamplingParams
 from ..scheduler import Scheduler
@@ -107,8 +102,6 @@ class BenchResult:
         cold: The batch on an empty cache.
         warm: The same batch again.
         chat: The turns of the chat, each a batch of one.
-        num_checked_tokens: Output tokens that were compared; 0 without the test.
-        num_wrong_tokens: Those of them that differ from the model's own.
     """
 
     config: BenchConfig
@@ -118,8 +111,12 @@ class BenchResult:
     cold: BatchMeasurement
     warm: BatchMeasurement
     chat: list[BatchMeasurement]
-    num_checked_tokens: int
-    num_wrong_tokens: int
+
+    @property
+    def requests(self) -> list[RequestMeasurement]:
+        """All requests of all batches."""
+        batches = [self.cold, self.warm, *self.chat]
+        return [request for batch in batches for request in batch.requests]
 
 
 def bench_one_batch(
@@ -149,9 +146,6 @@ def bench_one_batch(
     cold = bench.run_batch("cold", chosen)
     warm = bench.run_batch("warm", chosen)
     chat = bench.run_chat(prompts)
-    checked = wrong = 0
-    if config.correctness_test:
-        checked, wrong = bench.check([cold, warm, *chat])
     return BenchResult(
         config=config,
         model_name=loaded.name,
@@ -160,9 +154,48 @@ def bench_one_batch(
         cold=cold,
         warm=warm,
         chat=chat,
-        num_checked_tokens=checked,
-        num_wrong_tokens=wrong,
     )
+
+
+def check_longest(config: BenchConfig, loaded: LoadedModel, longest: int) -> None:
+    """Refuse a cell whose longest request cannot run.
+
+    Args:
+        config: What to measure.
+        loaded: The model.
+        longest: Tokens of prompt and output together.
+
+    Raises:
+        ConfigError: It does not fit the model's positions, or `num_pages`.
+    """
+    if longest > loaded.max_positions:
+        raise ConfigError(
+            f"prompt and output must fit the model's {loaded.max_positions} positions, "
+            f"got {longest}"
+        )
+    # The newest token needs no slot.
+    if config.num_pages is not None:
+        num_slots = config.num_pages * config.page_size
+        if longest - 1 > num_slots:
+            raise ConfigError(
+                f"num-pages must be enough for the longest request, {longest - 1} "
+                f"slots, got {config.num_pages} pages of {config.page_size}"
+            )
+
+
+def longest_request(
+    config: BenchConfig, loaded: LoadedModel, prompts: PromptSet
+) -> int:
+    """Bound the tokens of the longest request, prompt and output together."""
+    longest = max(map(len, prompts.prompts[: config.batch_size])) + config.output_len
+    if not prompts.chat:
+        return longest
+    # The last turn's prompt holds answers that are not known yet. Encoding an answer
+    # again may give a few tokens more than were generated.
+    unanswered = [text for user in prompts.chat for text in (user, "")][:-1]
+    messages = chat_messages(prompts.system, unanswered)
+    answers = 2 * len(prompts.chat) * config.output_len
+    return max(longest, len(encode_chat(loaded.tokenizer, messages)) + answers)
 
 
 class _Bench:
@@ -184,18 +217,19 @@ class _Bench:
             # Synthetic lengths are meant to be exact.
             ignore_eos=config.input_len is not None,
         )
+        longest = longest_request(config, loaded, prompts)
+        check_longest(config, loaded, longest)
         lengths = [len(prompt) + config.output_len for prompt in chosen]
         if prompts.chat:
-            lengths.append(self._longest_chat(prompts))
-        self._check_context(max(lengths))
+            lengths.append(longest)
         num_pages = self._num_pages(lengths)
         # First what takes the most memory, so that too much is refused at once.
-        self.runner = self._make_runner(num_pages, max(lengths))
+        self.runner = self._make_runner(num_pages, longest)
         memory = MemoryManager(
             num_pages,
             config.page_size,
             max_num_requests=config.batch_size,
-            max_context_len=max(lengths),
+            max_context_len=longest,
         )
         self.cache: PrefixCache = (
             RadixCache(memory) if config.prefix_cache else ChunkCache(memory)
@@ -205,12 +239,18 @@ class _Bench:
             max_batched_tokens=config.chunked_prefill_size + config.batch_size,
             chunked_prefill_size=config.chunked_prefill_size,
         )
-        scheduler = Scheduler(self.cache, limits, eos_token_ids=self._eos_token_ids())
+        scheduler = Scheduler(
+            self.cache,
+            limits,
+            eos_token_ids=loaded.eos_token_ids,
+            vocab_size=loaded.vocab_size,
+        )
         self._engine = Engine(scheduler, self.runner)
 
     def warm_up(self, prompt: NDArray[np.int32]) -> None:
         """Run the model once before anything is timed."""
-        request = Request("warm-up", prompt[:_WARM_UP_TOKENS], SamplingParams(2))
+        params = SamplingParams(min(2, self._config.output_len))
+        request = Request("warm-up", prompt[:_WARM_UP_TOKENS], params)
         self._engine.generate([request])
         self.cache.reset()
 
@@ -270,62 +310,6 @@ class _Bench:
             answer = tokenizer.decode(turn.requests[0].output, skip_special_tokens=True)
             turns.append(answer)
         return measured
-
-    def check(self, batches: list[BatchMeasurement]) -> tuple[int, int]:
-        """Compare every output token with the model's own; how many, how many wrong.
-
-        Twice: with its `generate`, which keeps K and V within one text, and with its
-        choices when nothing is cached at all.
-        """
-        requests = [request for batch in batches for request in batch.requests]
-        total = sum(len(request.output) for request in requests)
-        eos_token_ids = () if self._params.ignore_eos else self._eos_token_ids()
-        references: dict[bytes, list[int]] = {}
-        checked = wrong = 0
-        for request in requests:
-            key = request.prompt.tobytes()
-            if key not in references:
-                references[key] = generate_reference(
-                    self._loaded.model,
-                    request.prompt,
-                    self._config.output_len,
-                    eos_token_ids=eos_token_ids,
-                    use_cache=True,
-                )
-            uncached = predict_reference(
-                self._loaded.model, request.prompt, request.output
-            )
-            wrong += max(
-                count_wrong_tokens(references[key], request.output),
-                count_wrong_tokens(uncached, request.output),
-            )
-            checked += len(request.output)
-            self._progress("compare with the model alone", checked, total)
-        return checked, wrong
-
-    def _eos_token_ids(self) -> list[int]:
-        ids = self._loaded.model.generation_config.eos_token_id
-        if ids is None:
-            return []
-        return [ids] if isinstance(ids, int) else list(ids)
-
-    def _longest_chat(self, prompts: PromptSet) -> int:
-        """Bound the last turn, whose prompt holds answers that are not known yet."""
-        tokenizer = self._loaded.tokenizer
-        unanswered = [text for user in prompts.chat for text in (user, "")][:-1]
-        messages = chat_messages(prompts.system, unanswered)
-        # Encoding an answer again may give a few tokens more than were generated.
-        answers = 2 * len(prompts.chat) * self._config.output_len
-        return len(encode_chat(tokenizer, messages)) + answers
-
-    def _check_context(self, length: int) -> None:
-        config = self._loaded.model.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None)
-        if longest is not None and length > longest:
-            raise ConfigError(
-                f"prompt and output must fit the model's {longest} positions, "
-                f"got {length}"
-            )
 
     def _num_pages(self, lengths: list[int]) -> int:
         config = self._config

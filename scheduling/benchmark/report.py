@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..models import TransformersObject
+from .comparison import Comparison
 from .one_batch import BatchMeasurement, BenchResult
 
 _NUM_SHOWN_TEXTS = 3
@@ -87,46 +88,52 @@ def print_result(
     console.print(
         f"\n{result.model_name}: batch size {config.batch_size}, page size "
         f"{config.page_size}, {result.num_pages} pages "
-        f"({result.pool_bytes / 2**20:.0f} MiB), prefix cache "
+        f"({result.pool_bytes / 2**20:.1f} MiB), prefix cache "
         f"{'on' if config.prefix_cache else 'off'}",
         highlight=False,
     )
     console.print(_request_table(result))
     console.print(_batch_table(result))
-    speedup = result.cold.prefill_s / result.warm.prefill_s
-    console.print(f"warm prefill is {speedup:.1f}x faster than cold", highlight=False)
+    ratio = result.cold.prefill_s / result.warm.prefill_s
+    console.print(
+        f"cold prefill takes {ratio:.1f}x as long as warm prefill", highlight=False
+    )
     for batch in [result.cold, *result.chat][:_NUM_SHOWN_TEXTS]:
         console.print(f"  > {_text(batch, tokenizer)}", markup=False, highlight=False)
-    if result.num_checked_tokens:
-        console.print(verdict(result), highlight=False)
 
 
-def verdict(result: BenchResult) -> str:
+def verdict(comparison: Comparison) -> str:
     """Say whether the outputs equal the model's own."""
-    if result.num_wrong_tokens:
+    if comparison.num_wrong_tokens:
         return (
-            f"{result.num_wrong_tokens} of {result.num_checked_tokens} output tokens "
-            "DIFFER from the model's own uncached generate"
+            f"{comparison.num_wrong_tokens} of {comparison.num_tokens} output tokens "
+            "DIFFER from the model's own uncached generate; first in "
+            f"{comparison.first_difference}"
         )
     return (
-        f"every one of the {result.num_checked_tokens} output tokens equals the "
+        f"every one of the {comparison.num_tokens} output tokens equals the "
         "model's own uncached generate"
     )
 
 
-def append_json_line(path: Path, result: BenchResult) -> None:
-    """Append the figures of one cell to a file, as one line of JSON.
+def append_json_line(path: Path, line: dict[str, object]) -> None:
+    """Append one line of JSON to a file.
 
     Args:
         path: The file; made if it does not exist.
-        result: What was measured.
+        line: What to write.
     """
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(summary(result)) + b"\n")
+        file.write(msgspec.json.encode(line) + b"\n")
 
 
-def summary(result: BenchResult) -> dict[str, object]:
-    """Return the figures of one cell, ready for JSON. Times are in seconds."""
+def summary(result: BenchResult, comparison: Comparison | None) -> dict[str, object]:
+    """Return the figures of one cell, ready for JSON. Times are in seconds.
+
+    Args:
+        result: What was measured.
+        comparison: What the comparison with the model showed, if there was one.
+    """
     return {
         "model": result.model_name,
         **asdict(result.config),
@@ -136,8 +143,8 @@ def summary(result: BenchResult) -> dict[str, object]:
         "warm": asdict(figures([result.warm])),
         "chat": asdict(figures(result.chat)) if result.chat else None,
         "warm_speedup": result.cold.prefill_s / result.warm.prefill_s,
-        "num_checked_tokens": result.num_checked_tokens,
-        "num_wrong_tokens": result.num_wrong_tokens,
+        "num_checked_tokens": comparison.num_tokens if comparison else 0,
+        "num_wrong_tokens": comparison.num_wrong_tokens if comparison else 0,
         "requests": [
             {
                 "batch": name,
@@ -216,4 +223,5 @@ def _ms(seconds: float | None) -> str:
 def _text(batch: BatchMeasurement, tokenizer: TransformersObject | None) -> str:
     output = batch.requests[0].output
     text = str(output) if tokenizer is None else str(tokenizer.decode(output))
-    return " ".join(text.split())[:_SHOWN_CHARACTERS]
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -6,6 +6,9 @@ import gzip
 import json
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from shlex import split
 from typing import Any, Protocol
@@ -15,10 +18,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from radixkv.scheduling import load_model
+from radixkv.scheduling import Engine, load_model
 from radixkv.scheduling.benchmark import (
     BenchConfig,
     bench_one_batch,
+    compare_with_model,
+    comparison,
     one_batch,
     synthetic_prompts,
 )
@@ -146,6 +151,8 @@ def test_s2_15_the_tokens_are_the_same_at_every_page_size(bench: Bench) -> None:
 
     assert outputs_of(cells[0]) == outputs_of(cells[1]) == outputs_of(cells[2])
     assert [38, 32, 0] == [cell["warm"]["num_cached_tokens"] for cell in cells]
+    # Nothing is left of the warm-up.
+    assert [0, 0, 0] == [cell["cold"]["num_cached_tokens"] for cell in cells]
     assert [0, 0, 0] == [cell["num_wrong_tokens"] for cell in cells]
 
 
@@ -220,14 +227,18 @@ def test_a_profile_is_a_trace_for_each_cell(bench: Bench, tmp_path: Path) -> Non
         assert "aten::linear" in names
 
 
-def test_results_are_appended(
-    run: Callable[..., tuple[object, str, str]], tmp_path: Path
+def test_results_are_appended_and_no_other_file_is_written(
+    run: Callable[..., tuple[object, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.jsonl"
+    monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        run("tiny", *SMALL, "--result-filename", str(path))
+        run("tiny", *SMALL, "--result-filename", "results.jsonl")
 
     assert len(path.read_text().splitlines()) == 2
+    assert [path] == list(tmp_path.iterdir())
 
 
 # Real prompts -----------------------------------------------------------------
@@ -301,7 +312,10 @@ def test_a_bad_prompt_file_is_refused_in_one_line(
         ([*SMALL, "--dtype", "float8"], "dtype must be one of float32"),
         ([*SMALL, "--device", "tpu"], "device must be one of cpu"),
         ([*SMALL, "--device", "cuda:99"], "device must be one of cpu"),
-        ([*SMALL, "--num-pages", "1"], "need 23 slots, the longest that fits is 16"),
+        (
+            [*SMALL, "--num-pages", "1"],
+            "the longest request, 23 slots, got 1 pages of 16",
+        ),
         (["--input-len", "40000"], "must fit the model's 32768 positions, got 40032"),
         ([*SMALL, "--mem-fraction", "1e-12"], "must give at least one page"),
         (["--prompt-filename", "x.txt"], "prompt file cannot be read"),
@@ -365,51 +379,125 @@ def test_a_pool_that_does_not_fit_in_memory_is_refused_in_one_line(
 # The check of the tokens ------------------------------------------------------
 
 
-@pytest.mark.parametrize("reference", ["generate_reference", "predict_reference"])
-def test_a_wrong_token_is_shouted_and_exit_code_1(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, reference: str
+def test_a_token_that_the_model_does_not_generate_is_shouted_and_exit_code_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = getattr(one_batch, reference)
+    right: Any = comparison.generate_reference
 
     def wrong(*args: object, **kwargs: object) -> list[int]:
         tokens: list[int] = right(*args, **kwargs)
         return [*tokens[:-1], tokens[-1] + 1]
 
-    monkeypatch.setattr(one_batch, reference, wrong)
+    monkeypatch.setattr(comparison, "generate_reference", wrong)
 
     cells = bench("--batch-size", "1", "--input-len", "9", "--output-len", "3", code=1)
 
     assert cells[0]["num_wrong_tokens"] == 2
     assert "2 of 6 output tokens DIFFER" in cells.text
+    assert "first in request 1 of 2: got [" in cells.text
+
+
+def test_a_token_that_no_forward_pass_chooses_is_shouted_and_exit_code_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Any = comparison.predict_reference
+
+    def wrong(*args: object) -> list[frozenset[int]]:
+        return [*right(*args)[:-1], frozenset([-1])]
+
+    monkeypatch.setattr(comparison, "predict_reference", wrong)
+
+    cells = bench("--batch-size", "1", "--input-len", "9", "--output-len", "3", code=1)
+
+    assert cells[0]["num_wrong_tokens"] == 2
 
 
 def test_a_cell_that_is_wrong_does_not_hide_behind_one_that_is_right(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = one_batch.generate_reference
+    right = comparison.predict_reference
 
     def wrong(
-        model: object,
-        prompt: list[int],
-        max_new_tokens: int,
-        *,
-        eos_token_ids: list[int],
-        use_cache: bool,
-    ) -> list[int]:
-        tokens = right(
-            model,
-            prompt,
-            max_new_tokens,
-            eos_token_ids=eos_token_ids,
-            use_cache=use_cache,
-        )
-        return [-1] * len(tokens) if len(prompt) == 8 else tokens
+        model: object, prompt: list[int], output: list[int]
+    ) -> list[frozenset[int]]:
+        choices = right(model, prompt, output)
+        return [frozenset([-1])] * len(output) if len(prompt) == 8 else choices
 
-    monkeypatch.setattr(one_batch, "generate_reference", wrong)
+    monkeypatch.setattr(comparison, "predict_reference", wrong)
 
     cells = bench("--input-len", "8", "9", "--output-len", "2", code=1)
 
     assert [32, 0] == [cell["num_wrong_tokens"] for cell in cells]
+
+
+def test_a_grid_with_a_cell_that_cannot_run_runs_none(
+    bench: Bench, run: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "none.jsonl"
+    grid = split("--batch-size 1 --input-len 8 --output-len 2 100000")
+
+    code, out, err = run("tiny", *grid, "--result-filename", str(path))
+
+    assert (2, "") == (code, out)
+    assert "32768 positions" in err
+    assert not path.read_text()
+
+
+def test_near_ties_of_logits_are_no_wrong_tokens(bench: Bench) -> None:
+    """Here the model's own generate goes another way than its own forward pass."""
+    options = "--input-len 512 --output-len 160 --batch-size 6"
+
+    cells = bench(*options.split())
+
+    assert (cells[0]["num_checked_tokens"], cells[0]["num_wrong_tokens"]) == (1920, 0)
+
+
+def test_what_was_measured_is_written_though_the_comparison_is_interrupted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "generate_reference", interrupt)
+
+    cells = bench(*SMALL, code=130)
+
+    assert "cold prefill takes" in cells.text
+    assert cells[0]["num_checked_tokens"] == 0
+
+
+def test_real_prompts_may_end_early_and_synthetic_lengths_are_exact() -> None:
+    loaded = load_model("tiny")
+    prompts = synthetic_prompts(1, 8, 0, vocab_size=512, seed=0)
+    config = BenchConfig(batch_size=1, input_len=8, output_len=6)
+    output = bench_one_batch(config, loaded, prompts).cold.requests[0].output
+    loaded.model.generation_config.eos_token_id = output[2]
+
+    synthetic = bench_one_batch(config, loaded, prompts)
+    real = bench_one_batch(replace(config, input_len=None), loaded, prompts)
+
+    assert output == synthetic.cold.requests[0].output
+    assert output[: output.index(output[2]) + 1] == real.cold.requests[0].output
+    for result in (synthetic, real):
+        assert compare_with_model(result, loaded).num_wrong_tokens == 0
+
+
+def test_the_times_are_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that ticks once for each part of a step."""
+    ticking = partial(Engine, clock=count().__next__)
+    monkeypatch.setattr(one_batch, "Engine", ticking)
+    prompts = synthetic_prompts(2, 8, 0, vocab_size=512, seed=0)
+    config = BenchConfig(
+        batch_size=2, input_len=8, output_len=4, chunked_prefill_size=8
+    )
+
+    cold = bench_one_batch(config, load_model("tiny"), prompts).cold
+
+    # a is computed, then b beside the first decode of a, and then both decode.
+    assert [3, 6] == [request.ttft_s for request in cold.requests]
+    assert cold.prefill_s == 6
+    assert [3, 3, 3] == cold.decode_steps_s
+    assert (15, 10) == (cold.total_s, cold.management_s)
 
 
 def test_progress_is_told_of_every_part_and_reaches_its_end() -> None:
@@ -417,15 +505,16 @@ def test_progress_is_told_of_every_part_and_reaches_its_end() -> None:
     prompts = synthetic_prompts(2, 8, 0, vocab_size=512, seed=0)
     told: dict[str, list[tuple[int, int]]] = {}
 
-    bench_one_batch(
-        BenchConfig(batch_size=2, input_len=8, output_len=3),
-        loaded,
-        prompts,
-        lambda what, done, total: told.setdefault(what, []).append((done, total)),
+    def tell(what: str, done: int, total: int) -> None:
+        told.setdefault(what, []).append((done, total))
+
+    result = bench_one_batch(
+        BenchConfig(batch_size=2, input_len=8, output_len=3), loaded, prompts, tell
     )
+    compare_with_model(result, loaded, tell)
 
     assert {"cold", "warm", "compare with the model alone"} == set(told)
+    assert told["compare with the model alone"][-1] == (12, 12)
     for steps in told.values():
         assert steps == sorted(steps)
     assert told["cold"][-1] == told["warm"][-1] == (6, 6)
-    assert told["compare with the model alone"][-1] == (12, 12)

@@ -420,7 +420,7 @@ def test_b83_the_last_request_ends_when_there_is_no_more_room() -> None:
 
 def test_b83_who_waits_is_refused_when_the_pool_became_too_small_for_it() -> None:
     checked = make(20, 4)
-    request = add(checked, span(1, 16), 2)
+    request = add(checked, span(1, 17), 2)
     after = add(checked, span(31, 34))
     checked.resize(4)
 

@@ -34,6 +34,7 @@ class Pages:
 
     def __init__(self, page_size: int, num_pages: int) -> None:
         self.page_size = page_size
+        self.num_pages = num_pages
         self.free = list(range(1, num_pages + 1))
         random.Random(0).shuffle(self.free)
         self.rows: dict[Request, int] = {}
@@ -68,8 +69,12 @@ class Pages:
             new_pages=np.array(new_pages, np.int32).tobytes(),
         )
         entries = tuple(BatchEntry(*span) for span in spans)
-        # The runner never asks the cache: a message is all it gets.
-        return Batch(entries, info, cast(PrefixCache, None))
+        # The runner asks the cache for its sizes only: the rest is in the message.
+        return Batch(entries, info, cast(PrefixCache, self))
+
+    @property
+    def total_size(self) -> int:
+        return self.num_pages * self.page_size
 
 
 def make_runner(
@@ -423,3 +428,15 @@ def test_a_layer_that_asks_for_another_attention_is_refused(
             runner.run(pages.step((request, 0, 3)))
     finally:
         del layer.forward
+
+
+@pytest.mark.parametrize("pages", [Pages(4, 8), Pages(3, 257)], ids=["size", "number"])
+def test_a_cache_with_other_pages_is_refused(
+    tiny: TransformersObject, pages: Pages
+) -> None:
+    request = Request(0, [1, 2, 3])
+    pages.admit(request)
+    batch = pages.step((request, 0, 3))
+
+    with pytest.raises(ConfigError, match="the runner has 256 pages of 3 slots"):
+        make_runner(tiny, page_size=3).run(batch)

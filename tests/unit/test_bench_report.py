@@ -17,6 +17,7 @@ from radixkv.scheduling.benchmark import (
     BatchMeasurement,
     BenchConfig,
     BenchResult,
+    Comparison,
     RequestMeasurement,
 )
 from radixkv.scheduling.benchmark.report import (
@@ -57,9 +58,8 @@ RESULT = BenchResult(
     cold=COLD,
     warm=WARM,
     chat=[],
-    num_checked_tokens=12,
-    num_wrong_tokens=0,
 )
+RIGHT = Comparison(num_tokens=12, num_wrong_tokens=0, first_difference="")
 
 
 class UpperTokenizer:
@@ -135,8 +135,8 @@ def test_a_json_line_holds_the_options_the_figures_and_every_request(
 ) -> None:
     path = tmp_path / "results.jsonl"
 
-    append_json_line(path, RESULT)
-    append_json_line(path, replace(RESULT, model_name="second"))
+    append_json_line(path, summary(RESULT, RIGHT))
+    append_json_line(path, summary(replace(RESULT, model_name="second"), None))
 
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert (first["model"], second["model"]) == ("some/model", "second")
@@ -147,6 +147,7 @@ def test_a_json_line_holds_the_options_the_figures_and_every_request(
     assert first["pool_bytes"] == 3 * 2**20
     assert (first["warm_speedup"], first["chat"]) == (4.0, None)
     assert (first["num_checked_tokens"], first["num_wrong_tokens"]) == (12, 0)
+    assert (second["num_checked_tokens"], second["num_wrong_tokens"]) == (0, 0)
     assert ["cold", "cold", "warm", "warm"] == [r["batch"] for r in first["requests"]]
     assert first["requests"][3] == {
         "batch": "warm",
@@ -158,7 +159,7 @@ def test_a_json_line_holds_the_options_the_figures_and_every_request(
 
 
 def test_the_turns_of_a_chat_are_summed_up() -> None:
-    line = summary(replace(RESULT, chat=[COLD, WARM]))
+    line = summary(replace(RESULT, chat=[COLD, WARM]), RIGHT)
 
     assert asdict(figures([COLD, WARM])) == line["chat"]
     assert isinstance(line["requests"], list)
@@ -169,15 +170,14 @@ def test_the_tables_show_every_request_and_every_batch() -> None:
     text = printed(replace(RESULT, chat=[WARM]))
 
     for words in (
-        "some/model: batch size 2, page size 16, 7 pages (3 MiB), prefix cache on",
-        "warm prefill is 4.0x faster than cold",
+        "some/model: batch size 2, page size 16, 7 pages (3.0 MiB), prefix cache on",
+        "cold prefill takes 4.0x as long as warm prefill",
         "2000.0 ms",
         "200.0 ms",
         "298.0 ms",
         "80.0%",
         "1.00%",
         "5.00%",
-        "every one of the 12 output tokens equals",
     ):
         assert words in text
     rows = [line for line in text.splitlines() if line.startswith("│ ")]
@@ -191,13 +191,18 @@ def test_text_is_shown_as_it_is_on_one_line() -> None:
 
 
 def test_wrong_tokens_are_shouted() -> None:
-    wrong = replace(RESULT, num_wrong_tokens=3)
+    wrong = Comparison(12, 3, "request 2 of 4: got [1], the model alone [2]")
 
     assert "3 of 12 output tokens DIFFER" in verdict(wrong)
-    assert "3 of 12 output tokens DIFFER" in printed(wrong)
+    assert "request 2 of 4: got [1]" in verdict(wrong)
+    assert "every one of the 12 output tokens equals" in verdict(RIGHT)
 
 
 def test_nothing_is_claimed_about_tokens_that_were_not_checked() -> None:
-    text = printed(replace(RESULT, num_checked_tokens=0))
+    assert "generate" not in printed(RESULT)
 
-    assert "generate" not in text
+
+def test_a_text_that_is_cut_says_so() -> None:
+    long = BatchMeasurement([request(num_output=200)], [], 1.0, 0.0, 0)
+
+    assert printed(replace(RESULT, cold=long)).count("…") == 1

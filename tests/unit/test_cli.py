@@ -166,6 +166,7 @@ finally:
     [
         ("--batch-size 1 8", "--batch-size 1 --batch-size 8"),
         ("--batch-size=1 --seed 2", "--batch-size=1 --seed 2"),
+        ("--batch-size=1 8", "--batch-size=1 --batch-size 8"),
         ("--page-size 1 8", "--page-size 1 8"),
         ("--batch-size", "--batch-size"),
         (

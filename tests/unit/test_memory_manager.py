@@ -20,8 +20,9 @@ from .driver import Wrong, make_memory
 class FakePool:
     """Stands for a KV pool: remembers its size."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, page_size: int = 2) -> None:
         self.num_pages = num_pages
+        self.page_size = page_size
         self.calls: list[int] = []
 
     def resize(self, num_pages: int) -> None:
@@ -116,3 +117,9 @@ def test_a_refused_cache_leaves_the_memory_to_the_next_one() -> None:
         RadixCache(memory, "best")
 
     RadixCache(memory).check_integrity()
+
+
+@pytest.mark.parametrize("pool", [FakePool(3, 2), FakePool(4, 16)], ids=repr)
+def test_a_pool_of_other_sizes_is_refused(pool: FakePool) -> None:
+    with pytest.raises(ConfigError, match="kv_pool"):
+        make(pool)

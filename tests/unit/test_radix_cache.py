@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -498,8 +498,35 @@ def test_one_thread_owns_a_cache() -> None:
     cache.reset()
     run_in_thread()
     assert len(caught) == 1
-    with pytest.raises(WrongThreadError):
-        cache.admit(PROMPT)
+
+
+def test_who_outlives_the_owner_takes_over() -> None:
+    cache = make_cache()
+    owner = Thread(target=insert, args=(cache, PROMPT))
+    owner.start()
+    owner.join()
+
+    assert cache.evict(4) == 4
+
+
+def test_a_refused_call_makes_nobody_the_owner() -> None:
+    cache = make_cache()
+
+    def fail() -> None:
+        with pytest.raises(LengthError):
+            cache.admit([])
+        done.set()
+        leave.wait()
+
+    done, leave = Event(), Event()
+    thread = Thread(target=fail)
+    thread.start()
+    done.wait()
+    insert(cache, PROMPT)
+    leave.set()
+    thread.join()
+
+    assert cache.match_prefix(PROMPT) == 8
 
 
 def test_statistics_count_tokens() -> None:
@@ -681,6 +708,49 @@ def test_published_tokens_are_a_sequence(wrong: Wrong) -> None:
     cache = make_cache()
     request = admit(cache, PROMPT)
 
-    with pytest.raises(TokenError, match="sequence"):
+    with pytest.raises(TokenError, match="token"):
         cache.cache_finished_req(request, wrong)
     cache.release(request)
+
+
+class Unequal:
+    """A namespace that cannot be compared."""
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        raise ArithmeticError("no")
+
+
+def test_a_namespace_that_cannot_be_compared_leaks_nothing() -> None:
+    cache = make_cache()
+    other = cache.admit(PROMPT, namespace=7)
+    assert other is not None
+
+    with pytest.raises(ArithmeticError):
+        cache.admit(PROMPT, namespace=Unequal())
+
+    cache.release(other)
+    assert cache.stats().num_requests == 0
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("batch", [[None], [7], 7, None], ids=repr)
+def test_a_batch_is_made_of_requests(batch: Wrong) -> None:
+    cache = make_cache()
+
+    with pytest.raises(RequestStateError):
+        cache.alloc_for_decode(batch)
+    with pytest.raises(RequestStateError):
+        cache.alloc_for_extend(batch, [1])
+    with pytest.raises(RequestStateError):
+        cache.release(batch)
+
+
+def test_a_generator_of_requests_is_a_batch() -> None:
+    cache = make_cache()
+    request = admit(cache, PROMPT)
+
+    batch: Wrong = (r for r in [request])
+    assert cache.alloc_for_decode(batch).num_reqs == 1

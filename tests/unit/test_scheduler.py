@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from radixkv.mem_cache import (
+    CacheBusyError,
     ConfigError,
     LengthError,
     MemoryManager,
@@ -19,6 +20,7 @@ from radixkv.mem_cache import (
 )
 from radixkv.scheduling import (
     Batch,
+    Engine,
     FinishReason,
     NullRunner,
     Request,
@@ -79,10 +81,13 @@ def spans(batch: Batch) -> list[tuple[object, int, int]]:
 
 
 def drain(scheduler: Scheduler) -> None:
-    while scheduler.has_requests:
+    for _ in range(1000):
+        if not scheduler.has_requests:
+            return
         if (batch := scheduler.schedule()) is not None:
             scheduler.update(batch, answer(batch))
         scheduler.take_outputs()
+    pytest.fail("it never ends")
 
 
 # What is accepted -------------------------------------------------------------
@@ -327,22 +332,41 @@ def test_no_more_run_than_may(num_rows: int, max_running: int) -> None:
     assert [("c", 0, 2), ("d", 0, 2)] == spans(schedule(scheduler))
 
 
-def test_a_hit_counts_as_room_only_while_nobody_needs_it() -> None:
-    """What the match says is evictable is locked once the request has it."""
-    scheduler = make(8, 4)
+@pytest.mark.parametrize(("num_tokens", "starts"), [(12, True), (13, False)])
+def test_a_prompt_starts_when_all_of_it_fits_and_the_others_can_go_on(
+    num_tokens: int, starts: bool
+) -> None:
+    scheduler = make(8, 4, limits=SchedulerLimits(chunked_prefill_size=4))
+    running = add(scheduler, "a", 14, 9)
+    while not running.num_output_tokens:
+        step(scheduler)
+
+    # Four pages are free, and one of them is set aside.
+    request = add(scheduler, "b", num_tokens)
+    batch = schedule(scheduler)
+
+    expected = [("a", 14, 15), ("b", 0, 4)] if starts else [("a", 14, 15)]
+    assert expected == spans(batch)
+    assert starts == (request.kv is not None)
+
+
+def test_a_hit_is_no_room_for_the_request_that_hits() -> None:
+    """What is evictable before it starts is locked once it has started."""
+    scheduler = make(8, 4, limits=SchedulerLimits(chunked_prefill_size=4))
     add(scheduler, "a", 17)
     drain(scheduler)
-    add(scheduler, "b", 9, 8)
-    step(scheduler)
-    # b holds 3 pages and a page for it is set aside; a's 4 cached pages are a hit.
+    running = add(scheduler, "b", 9, 3)
+    while not running.num_output_tokens:
+        step(scheduler)
+    assert (4, 16) == (scheduler.cache.available_size, scheduler.cache.evictable_size)
     again = add(scheduler, "a", 21)
 
     step(scheduler)
 
     assert again.kv is None
-    scheduler.cache.check_integrity()
+    assert scheduler.cache.evictable_size == 16
     drain(scheduler)
-    assert again.finish_reason is FinishReason.LENGTH
+    assert again.num_cached_tokens == 16
 
 
 def test_the_newest_is_retracted_and_comes_back_with_what_it_had() -> None:
@@ -563,3 +587,34 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
         outputs.add(str([request.output_tokens for request in requests]))
 
     assert len(outputs) == 1
+
+
+def test_an_unknown_token_is_refused_before_it_fails_a_step() -> None:
+    cache = RadixCache(MemoryManager(8, 4, max_num_requests=2, max_context_len=32))
+    scheduler = Scheduler(cache, vocab_size=10)
+
+    with pytest.raises(TokenError, match="request 'a': tokens must be < 10, got 10"):
+        scheduler.add_request(Request("a", [1, 10, 2], SamplingParams(1)))
+    assert not scheduler.has_requests
+    scheduler.add_request(Request("a", [1, 9, 2], SamplingParams(1)))
+
+
+def test_a_request_that_others_leave_no_room_waits_and_is_not_refused() -> None:
+    cache = RadixCache(MemoryManager(4, 4, max_num_requests=2, max_context_len=32))
+    engine = Engine(Scheduler(cache), NullRunner(9))
+    request = Request("a", [1] * 7, SamplingParams(4))
+    engine.scheduler.add_request(request)
+    engine.step()
+    stranger = cache.admit([2])
+    assert stranger is not None
+    cache.alloc_for_extend([stranger], [8])
+
+    with pytest.raises(CacheBusyError, match="others hold"):
+        for _ in engine.run():
+            pass
+
+    assert (request.status, request.num_retractions) == ("waiting", 1)
+    cache.release(stranger)
+    for _ in engine.run():
+        pass
+    assert len(request.output_tokens) == 4

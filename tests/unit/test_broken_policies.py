@@ -1,0 +1,88 @@
+"""A policy of the caller that fails: nothing is lost, and no eviction is a guess."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixkv.mem_cache import EvictionPolicy, PolicyError, RadixCache, RadixNode
+
+from .driver import Wrong, compute, law, make_cache, span
+
+
+class Fails:
+    def key(self, node: RadixNode) -> int:
+        raise KeyError(node.num_hits)
+
+
+class Forgets:
+    def key(self) -> int:  # the node is missing
+        return 0
+
+
+class DoesNotCompare:
+    def key(self, node: RadixNode) -> int | None:
+        return None if node.num_hits else 0
+
+
+class IsNoNumber:
+    def key(self, node: RadixNode) -> float:
+        return float("nan")
+
+
+class IsAnArray:
+    def key(self, node: RadixNode) -> Wrong:
+        return np.arange(2)
+
+
+class FailsOnce:
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def key(self, node: RadixNode) -> int:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("once")
+        return 0
+
+
+def serve(cache: RadixCache, *firsts: int) -> None:
+    """Run requests of 9 tokens, one after another, from admission to end."""
+    for first in firsts:
+        tokens = span(first, first + 8)
+        request = cache.admit(tokens)
+        assert request is not None
+        try:
+            compute(cache, request, 9)
+        except PolicyError:
+            cache.release(request)
+            raise
+        cache.cache_finished_req(request, tokens)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Fails(), Forgets(), DoesNotCompare(), IsNoNumber(), IsAnArray(), FailsOnce()],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_broken_policy_refuses_to_evict_and_breaks_nothing(
+    policy: EvictionPolicy,
+) -> None:
+    cache = make_cache(num_pages=6, policy=policy)
+    for first in (10, 10, 30, 30):
+        serve(cache, first)
+        cache.check_integrity()
+
+    with pytest.raises(PolicyError, match="failed") as error:
+        serve(cache, 50, 70)
+
+    assert error.value.__cause__ is not None
+    cache.check_integrity()
+    assert sum(law(cache)) == cache.total_size
+    assert cache.held_size == cache.protected_size == 0
+    assert cache.match_prefix(span(10, 17)) == 8
+    for call in (cache.evict, cache.evict_if_needed):
+        with pytest.raises(PolicyError):
+            call(cache.total_size)
+    cache.reset()
+    cache.check_integrity()
