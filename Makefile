@@ -4,6 +4,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --constraint constraints.txt
 DOCS := $(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet
 
+# Tiny models gain nothing from more threads, and on a busy machine lose a lot.
+ONE_THREAD := OMP_NUM_THREADS=1
+
 # The wheel of pyright is used as it is: no look-up of newer versions.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -23,7 +26,7 @@ test: .venv/.installed-dev ## Run every check, as CI does; stops at the first th
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory docs
-	$(BIN)/pytest --hypothesis-profile=ci
+	$(ONE_THREAD) $(BIN)/pytest --hypothesis-profile=ci
 
 docs: .venv/.installed-dev ## Build the documentation and run its examples.
 	$(DOCS) -b html docs docs/_build/html
@@ -43,7 +46,7 @@ coverage: .venv/.installed-dev ## Show the lines and branches that no test reach
 	$(BIN)/pytest --cov
 
 soak: .venv/.installed-dev ## Run the slow tests too, with 5,000 examples a property.
-	$(BIN)/pytest --hypothesis-profile=nightly -m ''
+	$(ONE_THREAD) $(BIN)/pytest --hypothesis-profile=nightly -m ''
 
 setup: .venv/.installed-dev ## Install everything that a developer needs.
 
