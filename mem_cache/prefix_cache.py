@@ -218,7 +218,8 @@ class PrefixCache(ABC):
             RequestStateError: The request is released or foreign.
         """
         self._check(request)
-        new_len = as_length("new_len", new_len)
+        if type(new_len) is not int:  # saves a call a request in each step
+            new_len = as_length("new_len", new_len)
         if not request.committed_len <= new_len <= request.allocated_len:
             raise LengthError(
                 f"new_len must be in {request.committed_len}.."

@@ -55,26 +55,28 @@ class RunningRequests:
         """Refuse a request that does not run here.
 
         Raises:
-            RequestStateError: It was released, or is another cache's.
+            RequestStateError: It was released, is another cache's, or is no request:
+                `admit` may have answered ``None``.
         """
-        self.check_batch([request])
+        try:
+            if self._requests.get(request.req_pool_idx) is request:
+                return
+        except AttributeError:
+            pass
+        raise RequestStateError(
+            f"{request!r} was released already, or is another cache's"
+        )
 
     def check_batch(self, requests: Sequence[RequestKV]) -> None:
-        """Refuse a batch with a request that does not run here.
-
-        Raises:
-            RequestStateError: One was released, is another cache's, or is no request.
-        """
+        """Refuse a batch with a request that does not run here; see `check`."""
         running = self._requests
-        for request in requests:
-            try:
-                if running.get(request.req_pool_idx) is request:
-                    continue
-            except AttributeError:
-                pass  # `admit` may have answered None
-            raise RequestStateError(
-                f"{request!r} was released already, or is another cache's"
-            )
+        try:
+            for request in requests:
+                if running.get(request.req_pool_idx) is not request:
+                    self.check(request)
+        except AttributeError:
+            for request in requests:
+                self.check(request)
 
     def open(self, namespace: Hashable, priority: int) -> RequestKV | None:
         """Give a new request a row; ``None`` if all are taken."""
