@@ -152,6 +152,11 @@ class Request:
         """Tokens in prompt and output."""
         return self._num_tokens
 
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens in prompt and output that have no K and V; all while it waits."""
+        return self._num_tokens - (self.kv.committed_len if self.kv else 0)
+
     def append(self, token: int) -> None:
         """Add one output token; earlier views stay as they are. O(1) amortized.
 

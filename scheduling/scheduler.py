@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import (
-    KVCacheInfo,
     LengthError,
     OutOfPagesError,
     PrefixCache,
@@ -22,6 +21,7 @@ from radixkv.mem_cache.sizes import as_size
 from radixkv.mem_cache.tokens import as_tokens
 
 from .batch import Batch, BatchEntry
+from .batch_builder import BatchBuilder, kv_of
 from .limits import SchedulerLimits
 from .request import FinishReason, Request, RequestStatus
 
@@ -169,7 +169,7 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise RequestStateError("the last batch must go to update() first")
-        step = _Step(self.cache)
+        step = BatchBuilder(self.cache)
         num_retractions = self._num_retractions
         self._decode(step)
         budget = self.limits.max_batched_tokens - len(step.entries)
@@ -222,10 +222,6 @@ class Scheduler:
             else:
                 self._end(entry.request, FinishReason.ABORT)
 
-    @property
-    def _longest_size(self) -> int:
-        return min(self.cache.total_size, self.cache.memory.max_context_len)
-
     def take_outputs(self) -> list[RequestOutput]:
         """Return what became of the requests since the last call."""
         outputs, self._outputs = self._outputs, []
@@ -238,18 +234,18 @@ class Scheduler:
             raise RequestStateError("need the batch that schedule() returned last")
         self._in_flight = None
 
-    def _decode(self, step: _Step) -> None:
+    def _decode(self, step: BatchBuilder) -> None:
         """Give a slot to every request that lacks one token."""
         while True:
-            decoding = [r for r in self._running if _num_uncomputed(r) == 1]
+            decoding = [r for r in self._running if r.num_uncomputed_tokens == 1]
             try:
                 return step.decode(decoding)
             except OutOfPagesError:
                 self._retract_newest()
 
-    def _continue_prefills(self, step: _Step, budget: int) -> int:
+    def _continue_prefills(self, step: BatchBuilder, budget: int) -> int:
         """Go on with half-computed prompts; returns the budget that is left."""
-        for request in [r for r in self._running if _num_uncomputed(r) > 1]:
+        for request in [r for r in self._running if r.num_uncomputed_tokens > 1]:
             while budget and request.status is RequestStatus.RUNNING:
                 try:
                     budget -= step.extend(request, budget)
@@ -261,7 +257,7 @@ class Scheduler:
                     self._retract_newest()
         return budget
 
-    def _admit(self, step: _Step, budget: int) -> None:
+    def _admit(self, step: BatchBuilder, budget: int) -> None:
         """Start waiting requests, in order, as long as all of their prompt fits."""
         cache = self.cache
         while (
@@ -289,6 +285,10 @@ class Scheduler:
                 return
             budget -= num_tokens
 
+    @property
+    def _longest_size(self) -> int:
+        return min(self.cache.total_size, self.cache.memory.max_context_len)
+
     def _fits(self, request: Request, cached_len: int) -> bool:
         """Tell whether the rest behind `cached_len` fits beside what is running.
 
@@ -299,11 +299,13 @@ class Scheduler:
         page_size = cache.page_size
         needed = _page_gap(cached_len, request.num_tokens, page_size)
         for other in self._running:
-            allocated_len = _kv(other).allocated_len
+            allocated_len = kv_of(other).allocated_len
             needed += _page_gap(allocated_len, other.num_tokens, page_size) + page_size
         return needed <= cache.available_size + cache.evictable_size
 
-    def _start(self, step: _Step, request: Request, kv: RequestKV, budget: int) -> int:
+    def _start(
+        self, step: BatchBuilder, request: Request, kv: RequestKV, budget: int
+    ) -> int:
         """Run the first who waits; how many of its tokens, 0 if there is no room."""
         if not self._fits(request, kv.committed_len):
             return 0  # its hit was counted as room: now it is locked
@@ -330,7 +332,7 @@ class Scheduler:
             return
         self._running.pop()
         self._num_retractions += 1
-        self.cache.cache_finished_req(_kv(request), request.tokens)
+        self.cache.cache_finished_req(kv_of(request), request.tokens)
         request.kv = None
         request.status = RequestStatus.WAITING
         request.num_retractions += 1
@@ -341,7 +343,7 @@ class Scheduler:
 
     def _advance(self, entry: BatchEntry, token: int | None) -> None:
         request = entry.request
-        kv = _kv(request)
+        kv = kv_of(request)
         if request.status is RequestStatus.FINISHED:  # aborted meanwhile
             self._release(request)
             return
@@ -387,59 +389,14 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._running.remove(request)
-        self.cache.release(_kv(request))
+        self.cache.release(kv_of(request))
         request.kv = None
-
-
-class _Step:
-    """The batch in the making; it dies with its step."""
-
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
-        self._infos: list[KVCacheInfo] = []
-        self.entries: list[BatchEntry] = []
-
-    def __contains__(self, request: Request) -> bool:
-        return any(entry.request is request for entry in self.entries)
-
-    def decode(self, requests: list[Request]) -> None:
-        """Add one token of each request, or raise and add nothing."""
-        if requests:
-            info = self._cache.alloc_for_decode([_kv(r) for r in requests])
-            self._infos.append(info)
-            self.entries += [
-                BatchEntry(r, r.num_tokens - 1, r.num_tokens) for r in requests
-            ]
-
-    def extend(self, request: Request, budget: int) -> int:
-        """Add at most `budget` tokens of a request; how many. Or raise and add none."""
-        kv = _kv(request)
-        start = kv.committed_len
-        stop = min(request.num_tokens, start + budget)
-        self._infos.append(self._cache.alloc_for_extend([kv], [stop]))
-        self.entries.append(BatchEntry(request, start, stop))
-        return stop - start
-
-    def batch(self) -> Batch | None:
-        """Return what was added, if anything."""
-        if not self.entries:
-            return None
-        return Batch(tuple(self.entries), KVCacheInfo.merge(self._infos), self._cache)
-
-
-def _kv(request: Request) -> RequestKV:
-    assert request.kv is not None  # running requests have one
-    return request.kv
 
 
 def _num_slots(request: Request) -> int:
     """Return the slots for all that a request can become."""
     # The newest token needs no slot: it is never fed back.
     return request.num_prompt_tokens + request.sampling_params.max_new_tokens - 1
-
-
-def _num_uncomputed(request: Request) -> int:
-    return request.num_tokens - _kv(request).committed_len
 
 
 def _page_gap(allocated_len: int, num_tokens: int, page_size: int) -> int:

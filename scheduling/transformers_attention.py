@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.kernels import paged_attention_decode, paged_attention_extend
+from radixkv.mem_cache import KVPool
 from radixkv.mem_cache.errors import ConfigError
-from radixkv.mem_cache.kv_pool import KVPool
 
 from .models import TransformersObject
 

@@ -9,10 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.kernels import slot_mapping_extend
-from radixkv.mem_cache import PrefixCache
+from radixkv.mem_cache import KVPool, PageTable, PrefixCache
 from radixkv.mem_cache.errors import ConfigError
-from radixkv.mem_cache.kv_pool import KVPool
-from radixkv.mem_cache.page_table import PageTable
 from radixkv.mem_cache.sizes import as_size, num_pages_for
 
 from .batch import Batch
