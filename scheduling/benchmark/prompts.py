@@ -119,10 +119,10 @@ def read_prompt_file(path: Path) -> PromptFile:
     """
     try:
         data = path.read_bytes()
-        if path.suffix == ".json":
+        if path.suffix.lower() == ".json":
             content = msgspec.json.decode(data, type=PromptFile)
         else:
-            lines = data.decode().splitlines()
+            lines = data.decode("utf-8-sig").splitlines()
             content = PromptFile([line for line in lines if line.strip()])
     except OSError as error:
         raise ConfigError(f"prompt file cannot be read: {error}") from error

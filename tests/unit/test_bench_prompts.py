@@ -195,3 +195,13 @@ def test_the_shipped_file_is_in_the_format_of_a_users_file() -> None:
     content = msgspec.json.decode(path.read_bytes())
 
     assert {"questions", "system", "chat"} == set(content)
+
+
+def test_what_editors_add_to_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    text = tmp_path / "prompts.txt"
+    text.write_text("one\ntwo", encoding="utf-8-sig")
+    upper = tmp_path / "PROMPTS.JSON"
+    upper.write_text('{"questions": ["one"]}')
+
+    assert ["\x01one", "\x01two"] == texts_of(text)
+    assert ["\x01one"] == texts_of(upper)
