@@ -21,10 +21,6 @@ class BatchBuilder:
         self._infos: list[KVCacheInfo] = []
         self.entries: list[BatchEntry] = []
 
-    def __contains__(self, request: Request) -> bool:
-        """Tell whether the step computes tokens of a request."""
-        return any(entry.request is request for entry in self.entries)
-
     def decode(self, requests: list[Request]) -> None:
         """Add one token of each request, or raise and add nothing."""
         if requests:

@@ -58,7 +58,7 @@ class Scheduler:
         limits: SchedulerLimits | None = None,
         *,
         eos_token_ids: Iterable[int] = (),
-        vocab_size: int = 2**31 - 1,
+        vocab_size: int | None = None,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -67,7 +67,7 @@ class Scheduler:
             limits: How much it may do at a time.
             eos_token_ids: Tokens that end every request that does not ignore them.
             vocab_size: Tokens that the model knows, ``[0, vocab_size)``: one unknown
-                token would fail the whole step.
+                token would fail the whole step. ``None`` for no bound.
 
         Raises:
             ConfigError: A token or `vocab_size` is out of range.
@@ -77,7 +77,9 @@ class Scheduler:
         self.eos_token_ids = frozenset(
             as_size("an end-of-sequence token", token, 0) for token in eos_token_ids
         )
-        self.vocab_size = as_size("vocab_size", vocab_size)
+        self.vocab_size = (
+            None if vocab_size is None else as_size("vocab_size", vocab_size)
+        )
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in the order of arrival
         self._requests: dict[str | int, Request] = {}
@@ -138,7 +140,7 @@ class Scheduler:
                 f"{needed} slots, the longest that fits is {longest}"
             )
         highest = int(request.tokens.max())
-        if highest >= self.vocab_size:
+        if self.vocab_size is not None and highest >= self.vocab_size:
             raise TokenError(
                 f"request {request.request_id!r}: tokens must be < {self.vocab_size}, "
                 f"got {highest}"
@@ -174,7 +176,7 @@ class Scheduler:
         self._decode(step)
         budget = self.limits.max_batched_tokens - len(step.entries)
         budget = min(budget, self.limits.chunked_prefill_size)
-        budget = self._continue_prefills(step, budget)
+        budget = self._continue_prefill(step, budget)
         if num_retractions == self._num_retractions:
             # Whoever was retracted must not come back before the pages are used.
             self._admit(step, budget)
@@ -243,19 +245,20 @@ class Scheduler:
             except OutOfPagesError:
                 self._retract_newest()
 
-    def _continue_prefills(self, step: BatchBuilder, budget: int) -> int:
-        """Go on with half-computed prompts; returns the budget that is left."""
-        for request in [r for r in self._running if r.num_uncomputed_tokens > 1]:
-            while budget and request.status is RequestStatus.RUNNING:
-                try:
-                    budget -= step.extend(request, budget)
-                    break
-                except OutOfPagesError:
-                    newest = self._running[-1]
-                    if newest in step or (newest is request and step.entries):
-                        break  # others go on, and their pages come free
-                    self._retract_newest()
-        return budget
+    def _continue_prefill(self, step: BatchBuilder, budget: int) -> int:
+        """Go on with a half-computed prompt; returns the budget that is left.
+
+        Only the newest can be half computed: who comes next starts with what is left of
+        the budget.
+        """
+        if not self._running or self._running[-1].num_uncomputed_tokens == 1:
+            return budget
+        try:
+            return budget - step.extend(self._running[-1], budget)
+        except OutOfPagesError:
+            if not step.entries:
+                self._retract_newest()
+            return 0  # others go on, and their pages come free
 
     def _admit(self, step: BatchBuilder, budget: int) -> None:
         """Start waiting requests, in order, as long as all of their prompt fits."""
@@ -292,15 +295,15 @@ class Scheduler:
     def _fits(self, request: Request, cached_len: int) -> bool:
         """Tell whether the rest behind `cached_len` fits beside what is running.
 
-        Counted in whole pages: the rest of every prompt, and one page for each running
-        request to decode into.
+        Counted in whole pages: the rest of every prompt, and what each running request
+        needs to decode one more page of tokens.
         """
         cache = self.cache
         page_size = cache.page_size
         needed = _page_gap(cached_len, request.num_tokens, page_size)
         for other in self._running:
-            allocated_len = kv_of(other).allocated_len
-            needed += _page_gap(allocated_len, other.num_tokens, page_size) + page_size
+            next_len = min(other.num_tokens + page_size, _num_slots(other))
+            needed += _page_gap(kv_of(other).allocated_len, next_len, page_size)
         return needed <= cache.available_size + cache.evictable_size
 
     def _start(
