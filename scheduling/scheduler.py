@@ -168,18 +168,19 @@ class Scheduler:
 
         Raises:
             RequestStateError: The last batch was not passed to `update`.
+            PolicyError: The cache's eviction policy failed; the requests that were
+                part of the step already are aborted.
         """
         if self._in_flight is not None:
             raise RequestStateError("the last batch must go to update() first")
         step = BatchBuilder(self.cache)
-        num_retractions = self._num_retractions
-        self._decode(step)
-        budget = self.limits.max_batched_tokens - len(step.entries)
-        budget = min(budget, self.limits.chunked_prefill_size)
-        budget = self._continue_prefill(step, budget)
-        if num_retractions == self._num_retractions:
-            # Whoever was retracted must not come back before the pages are used.
-            self._admit(step, budget)
+        try:
+            self._fill(step)
+        except BaseException:
+            # The messages made so far will reach no worker: nobody may build on them.
+            for entry in step.entries:
+                self._end(entry.request, FinishReason.ABORT)
+            raise
         self._in_flight = step.batch()
         return self._in_flight
 
@@ -236,6 +237,16 @@ class Scheduler:
             raise RequestStateError("need the batch that schedule() returned last")
         self._in_flight = None
 
+    def _fill(self, step: BatchBuilder) -> None:
+        num_retractions = self._num_retractions
+        self._decode(step)
+        budget = self.limits.max_batched_tokens - len(step.entries)
+        budget = min(budget, self.limits.chunked_prefill_size)
+        budget = self._continue_prefill(step, budget)
+        if num_retractions == self._num_retractions:
+            # Whoever was retracted must not come back before the pages are used.
+            self._admit(step, budget)
+
     def _decode(self, step: BatchBuilder) -> None:
         """Give a slot to every request that lacks one token."""
         while True:
@@ -282,7 +293,12 @@ class Scheduler:
             )
             if kv is None:
                 return
-            num_tokens = self._start(step, request, kv, budget)
+            try:
+                num_tokens = self._start(step, request, kv, budget)
+            except BaseException:
+                request.kv = None
+                cache.release(kv)
+                raise
             if not num_tokens:
                 cache.release(kv)
                 return

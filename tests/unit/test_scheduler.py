@@ -13,8 +13,10 @@ from radixkv.mem_cache import (
     LengthError,
     MemoryManager,
     OutOfPagesError,
+    PolicyError,
     RadixCache,
     RadixKVError,
+    RadixNode,
     RequestStateError,
     TokenError,
 )
@@ -587,6 +589,39 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
         outputs.add(str([request.output_tokens for request in requests]))
 
     assert len(outputs) == 1
+
+
+class FailsSoon:
+    """A policy that fails once it was asked a few times."""
+
+    num_calls = 0
+
+    def key(self, node: RadixNode) -> int:
+        self.num_calls += 1
+        if self.num_calls > 2:
+            raise ArithmeticError("no")
+        return 0
+
+
+def test_a_policy_that_fails_leaves_no_request_half_scheduled() -> None:
+    memory = MemoryManager(8, 4, max_num_requests=3, max_context_len=32)
+    cache = RadixCache(memory, FailsSoon())
+    engine = Engine(Scheduler(cache), NullRunner(9))
+    for i in range(3):
+        engine.generate([Request(i, [i] * 9, SamplingParams(1))])
+    first = Request("a", [5] * 6, SamplingParams(6))
+    second = Request("b", [6] * 9, SamplingParams(1))
+    engine.scheduler.add_request(first)
+    engine.step()
+    engine.scheduler.add_request(second)
+
+    with pytest.raises(PolicyError):
+        engine.step()
+
+    cache.check_integrity()
+    assert (first.status, first.finish_reason) == ("finished", "abort")
+    assert (second.status, second.kv) == ("waiting", None)
+    assert cache.held_size == cache.protected_size == 0
 
 
 def test_an_unknown_token_is_refused_before_it_fails_a_step() -> None:
