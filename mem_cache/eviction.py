@@ -158,7 +158,6 @@ class KeyedIndex:
     def __init__(self, policy: EvictionPolicy) -> None:
         """Make an empty index ordered by ``policy.key``."""
         self._policy = policy
-        self._clock = 0
         self._rank: dict[RadixNode, tuple[Any, int]] = {}
         self._leaves = SortedKeyList(key=self._rank.__getitem__)
         # Leaves for which the policy failed. They are kept, since the failure comes in
@@ -167,9 +166,7 @@ class KeyedIndex:
         self._failure: Exception | None = None
 
     def release(self, node: RadixNode) -> None:
-        """Stamp `node`, and add it if it is a leaf."""
-        self._clock += 1
-        node.last_use = self._clock
+        """Add `node`, if it is a leaf."""
         if not node.children:
             self.expose(node)
 

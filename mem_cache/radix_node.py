@@ -18,12 +18,13 @@ class RadixNode:
         key: Token ids of the run, a positive multiple of the page size.
         pages: Page ids of the run.
         parent: The node before it; a root is its own parent.
+        root: The empty node above its namespace; a root is its own.
         children: Nodes after it, by the bytes of their first page.
         lock_ref: Leases on this node plus its protected children. Above 0, the node is
             protected.
         num_hits: Admissions that used the node.
         created: Logical time of its first publication.
-        last_use: Logical time of its last release, for policies with a key.
+        last_use: Logical time of its last release, one tick for every release.
         priority: Highest priority of the requests that published through it.
     """
 
@@ -37,13 +38,17 @@ class RadixNode:
         "pages",
         "parent",
         "priority",
+        "root",
     )
 
-    def __init__(self, key: bytes, pages: bytes, parent: RadixNode | None) -> None:
-        """Make a childless, unprotected node; without a parent it is a root."""
+    root: RadixRoot
+
+    def __init__(self, key: bytes, pages: bytes, parent: RadixNode) -> None:
+        """Make a childless, unprotected node."""
         self.key = key
         self.pages = pages
-        self.parent: RadixNode = self if parent is None else parent
+        self.parent = parent
+        self.root = parent.root
         self.children: dict[bytes, RadixNode] = {}
         self.lock_ref = 0
         self.num_hits = 0
@@ -69,12 +74,15 @@ class RadixRoot(RadixNode):
 
     Attributes:
         namespace: What separates its keys from those of every other root.
+        is_stale: Whether its epoch is over: it matches nobody, and goes first.
     """
 
-    __slots__ = ("namespace",)
+    __slots__ = ("is_stale", "namespace")
 
     def __init__(self, namespace: Hashable) -> None:
         """Make a root without children."""
-        super().__init__(b"", b"", None)
+        self.root = self
+        super().__init__(b"", b"", self)
         self.namespace = namespace
+        self.is_stale = False
         self.lock_ref = 1

@@ -9,7 +9,7 @@ and are evicted page by page from their tail, and a match changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -40,7 +40,18 @@ class PublishResult(NamedTuple):
 class RadixTree:
     """Cached prefixes of all namespaces.
 
+    The tree announces four events to whoever appended a function to a list. Rooms that
+    build on the tree need no other way in, and an empty list costs nothing.
+
     Attributes:
+        on_used: Told the nodes of a path that an admission locked, root's child first.
+        on_published: Told a node and where its new part starts: ``node.key[start:]`` is
+            new; the whole node if `start` is 0.
+        on_split: Told the new upper node and the lower one, whose first
+            ``len(upper.key)`` bytes it took.
+        on_evicted: Told a node, and the tokens and pages that were cut off its tail. A
+            node that is gone has no key left, and still its parent.
+        index: The order of eviction.
         num_evictable_pages: Pages in unprotected nodes.
         num_protected_pages: Pages in protected nodes.
     """
@@ -56,8 +67,13 @@ class RadixTree:
         self._max_node_bytes = max(
             MAX_NODE_SIZE * TOKEN_BYTES // page_bytes * page_bytes, page_bytes
         )
-        self._index = index
+        self.index = index
+        self.on_used: list[Callable[[list[RadixNode]], None]] = []
+        self.on_published: list[Callable[[RadixNode, int], None]] = []
+        self.on_split: list[Callable[[RadixNode, RadixNode], None]] = []
+        self.on_evicted: list[Callable[[RadixNode, bytes, bytes], None]] = []
         self._roots: dict[Hashable, RadixRoot] = {}
+        self._stale_roots: dict[RadixRoot, None] = {}
         self._clock = 0
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
@@ -94,6 +110,8 @@ class RadixTree:
         # Only now, since the keys of nodes in the index must not change.
         for used in path:
             used.num_hits += 1
+        for tell in self.on_used:
+            tell(path)
         return node, b"".join([used.pages for used in path])
 
     def publish(
@@ -132,7 +150,7 @@ class RadixTree:
             num_pages = len(node.pages) // PAGE_ID_BYTES
             self.num_evictable_pages -= num_pages
             self.num_protected_pages += num_pages
-            self._index.protect(node)
+            self.index.protect(node)
             node = node.parent
 
     def unlock(self, node: RadixNode) -> None:
@@ -144,7 +162,9 @@ class RadixTree:
             num_pages = len(node.pages) // PAGE_ID_BYTES
             self.num_evictable_pages += num_pages
             self.num_protected_pages -= num_pages
-            self._index.release(node)
+            self._clock += 1
+            node.last_use = self._clock
+            self.index.release(node)
             node = node.parent
         if node.parent is node:
             self._forget_if_unused(node)
@@ -161,10 +181,10 @@ class RadixTree:
 
         Complexity: O(nodes dropped), times O(log leaves) for a keyed policy.
         """
-        self._index.check()
+        self.index.check()
         freed: list[bytes] = []
         while num_pages > 0:
-            node = self._index.first()
+            node = self.index.first()
             if node is None:
                 break
             freed.append(self._cut(node, max(0, node.num_pages - num_pages)))
@@ -180,7 +200,7 @@ class RadixTree:
         Complexity: O(nodes).
         """
         freed: list[bytes] = []
-        stack: list[RadixNode] = list(self._roots.values())
+        stack: list[RadixNode] = list(self.roots)
         while stack:
             node = stack.pop()
             above = np.flatnonzero(np.frombuffer(node.pages, np.int32) > last_page)
@@ -197,29 +217,34 @@ class RadixTree:
         pages = b"".join(node.pages for node in self.nodes() if node.lock_ref == 0)
         return int(np.count_nonzero(np.frombuffer(pages, np.int32) > last_page))
 
+    def retire(self, namespace: Hashable) -> RadixRoot | None:
+        """Make all entries of a namespace stale: they match nobody from now on. O(1).
+
+        Returns:
+            The root that they are below, or ``None`` if there are none.
+        """
+        root = self._roots.pop(namespace, None)
+        if root is not None:
+            root.is_stale = True
+            self._stale_roots[root] = None
+        return root
+
     def clear(self) -> None:
-        """Forget everything; no lease may be out."""
-        for node in list(self._index):
-            self._index.protect(node)
-        self._roots.clear()
-        self.num_evictable_pages = 0
+        """Evict everything; no lease may be out. Costs O(nodes)."""
+        for node in reversed(list(self.nodes())):
+            self._cut(node, 0)
 
     def nodes(self) -> Iterator[RadixNode]:
         """Iterate over all nodes but the roots, parents first."""
-        for root in self._roots.values():
+        for root in self.roots:
             for node in _preorder(root):
                 if node is not root:
                     yield node
 
     @property
     def roots(self) -> list[RadixRoot]:
-        """The roots of the namespaces that cache something or have a lease."""
-        return list(self._roots.values())
-
-    @property
-    def index(self) -> EvictionIndex:
-        """The order of eviction."""
-        return self._index
+        """The roots that something is cached below, or that have a lease."""
+        return [*self._roots.values(), *self._stale_roots]
 
     def _walk(self, node: RadixNode, raw: bytes) -> tuple[list[RadixNode], int, int]:
         """Follow `raw` below `node`.
@@ -274,6 +299,8 @@ class RadixTree:
         node.pages = node.pages[cut:]
         node.parent = upper
         upper.children[node.key[:page_bytes]] = node
+        for tell in self.on_split:
+            tell(upper, node)
         return upper
 
     def _append(
@@ -285,13 +312,16 @@ class RadixTree:
             is_leased
             and node.lock_ref == 1
             and not node.children
-            and self._index.grows_leaves
+            and self.index.grows_leaves
             and len(node.key) + len(raw) <= self._max_node_bytes
             and node.parent is not node
         ):
             # A leaf that only the caller uses: depth follows branching, not turns.
+            start = len(node.key)
             node.key += raw
             node.pages += pages
+            for tell in self.on_published:
+                tell(node, start)
             return node
         # The first new node is one more protected child of `node`.
         self.lock(node)
@@ -305,30 +335,38 @@ class RadixTree:
             child.created = self._clock
             node.children[child.key[: self._page_bytes]] = child
             node = child
+            for tell in self.on_published:
+                tell(node, 0)
         return node
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:
         """Keep the first `num_pages` of an unprotected leaf; returns the rest."""
-        kept = num_pages * PAGE_ID_BYTES
-        freed = node.pages[kept:]
+        key, pages = node.key, node.pages
+        kept = num_pages * self._page_bytes
+        kept_ids = num_pages * PAGE_ID_BYTES
+        freed = pages[kept_ids:]
         self.num_evictable_pages -= len(freed) // PAGE_ID_BYTES
-        if num_pages:
-            node.key = node.key[: num_pages * self._page_bytes]
-            node.pages = node.pages[:kept]
-            return freed
-        self._index.protect(node)
-        parent = node.parent
-        del parent.children[node.key[: self._page_bytes]]
-        if parent.parent is parent:
-            self._forget_if_unused(parent)
-        elif not parent.children and parent.lock_ref == 0:
-            self._index.expose(parent)
+        node.key = key[:kept]
+        node.pages = pages[:kept_ids]
+        if not num_pages:
+            self.index.protect(node)
+            parent = node.parent
+            del parent.children[key[: self._page_bytes]]
+            if parent.parent is parent:
+                self._forget_if_unused(parent)
+            elif not parent.children and parent.lock_ref == 0:
+                self.index.expose(parent)
+        for tell in self.on_evicted:
+            tell(node, key[kept:], freed)
         return freed
 
     def _forget_if_unused(self, root: RadixNode) -> None:
         """Drop a root without children and leases: namespaces come and go."""
         if isinstance(root, RadixRoot) and root.lock_ref == 1 and not root.children:
-            del self._roots[root.namespace]
+            if root.is_stale:
+                del self._stale_roots[root]
+            else:
+                del self._roots[root.namespace]
 
 
 def _preorder(node: RadixNode) -> Iterator[RadixNode]:

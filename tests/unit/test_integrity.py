@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from radixkv.mem_cache import IntegrityError, RadixCache, RadixNode, RequestKV
+from radixkv.mem_cache.radix_node import RadixRoot
 
 from .driver import insert, make_cache, run, span
 
@@ -179,7 +180,7 @@ def test_a_protected_node_in_the_index_is_noticed(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_a_node_in_the_index_that_left_the_tree_is_noticed(policy: str) -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        cache._tree.index.release(RadixNode(b"0" * 16, page(3), None))
+        cache._tree.index.release(RadixNode(b"0" * 16, page(3), RadixRoot(None)))
 
     assert "the eviction index holds nodes outside the tree" in report(break_it, policy)
 
@@ -196,7 +197,7 @@ def test_a_parent_that_goes_before_its_child_is_noticed() -> None:
 
 def test_a_lease_outside_the_tree_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        request.node = RadixNode(b"", b"", None)
+        request.node = RadixRoot(None)
 
     text = report(break_it)
 
