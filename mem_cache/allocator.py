@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import byteorder
 from typing import Any, Final, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from .errors import (
     IntegrityError,
     PagesInUseError,
 )
-from .sizes import as_size
+from .sizes import as_integer, as_size
 
 _INT32 = np.dtype(np.int32)
 
@@ -85,18 +86,12 @@ class TokenToKVPoolAllocator:
         Raises:
             ConfigError: `num_pages` is negative, or no integer.
         """
-        if type(num_pages) is not int:
-            num_pages = as_size("num_pages", num_pages, 0)
-        top = self.num_free_pages
-        if num_pages > top:
+        num_pages = as_integer("num_pages", num_pages)
+        if num_pages > self.num_free_pages:
             return None
         if num_pages < 0:
             raise ConfigError(f"num_pages must be >= 0, got {num_pages}")
-        pages = self._stack[top - num_pages : top].copy()
-        pages.sort()
-        self._state[pages.astype(np.int64)] = pages
-        self.num_free_pages = top - num_pages
-        return pages
+        return np.frombuffer(bytearray(self.take(num_pages)), np.int32)
 
     def free(self, pages: NDArray[np.integer[Any]] | Sequence[int]) -> None:
         """Put pages back on the stack. A wrong call is refused as a whole.
@@ -109,7 +104,38 @@ class TokenToKVPoolAllocator:
             ForeignPageError: An id is outside ``1..num_pages``, or no integer.
             DoubleFreeError: A page is free already, or is named twice.
         """
-        ids = self._as_pages(pages)
+        self._push(self._as_pages(pages))
+
+    def take(self, num_pages: int) -> bytes:
+        """Do as `alloc`, for callers that keep page ids as the bytes of int32.
+
+        Args:
+            num_pages: Pages to take; as many must be free.
+        """
+        top = self.num_free_pages - num_pages
+        self.num_free_pages = top
+        if num_pages == 1:  # without numpy: most allocations want one page
+            page = self._stack_view[top]
+            self._state_view[page] = page
+            return page.to_bytes(4, byteorder)
+        pages = self._stack[top : top + num_pages].copy()
+        pages.sort()
+        self._state[pages.astype(np.int64)] = pages
+        return pages.tobytes()
+
+    def give_back(self, pages: bytes) -> None:
+        """Do as `free`, for callers that keep page ids as the bytes of int32."""
+        top = self.num_free_pages
+        if len(pages) == 4 and top < self.num_pages:  # most of them free a tail
+            page = int.from_bytes(pages, byteorder, signed=True)
+            if 0 < page <= self.num_pages and self._state_view[page] == page:
+                self._state_view[page] = 0
+                self._stack_view[top] = page
+                self.num_free_pages = top + 1
+                return
+        self._push(np.frombuffer(pages, np.int32))
+
+    def _push(self, ids: NDArray[np.int32]) -> None:
         top = self.num_free_pages
         end = top + len(ids)
         if end == top:
@@ -141,6 +167,9 @@ class TokenToKVPoolAllocator:
         # neither: its state is no page id at all.
         self._state = np.zeros(n + 1, dtype=np.int32)
         self._state[HOLD_PAGE] = -1
+        # Reading one number through a view costs half of what an array asks for it.
+        self._stack_view = memoryview(self._stack)
+        self._state_view = memoryview(self._state)
         self.num_free_pages = n
 
     def resize(self, num_pages: int) -> None:

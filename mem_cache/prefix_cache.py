@@ -22,6 +22,7 @@ from .errors import (
 from .integrity import check_cache
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
+from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .running_requests import RunningRequests
@@ -136,7 +137,8 @@ class PrefixCache(ABC):
             LengthError: No tokens, or more than `max_context_len`.
             ConfigError: `namespace` is not hashable, or `priority` no integer.
         """
-        self._check_thread()
+        if get_ident() != self._owner:
+            self._check_thread()
         array = as_tokens(tokens)
         num_tokens = len(array)
         if not 0 < num_tokens <= self.memory.max_context_len:
@@ -144,8 +146,10 @@ class PrefixCache(ABC):
                 f"a request must have 1..{self.memory.max_context_len} tokens, "
                 f"got {num_tokens}"
             )
-        check_hashable("namespace", namespace)
-        priority = as_integer("priority", priority)
+        if namespace is not None:
+            check_hashable("namespace", namespace)
+        if type(priority) is not int:
+            priority = as_integer("priority", priority)
         request = self._running.open(namespace, priority)
         if request is None:
             return None
@@ -154,7 +158,8 @@ class PrefixCache(ABC):
         except BaseException:  # a namespace may have an __eq__ of its own
             self._running.close(request)
             raise
-        self._owner = get_ident()
+        if self._owner is None:
+            self._owner = get_ident()
         self._num_admitted_requests += 1
         self._num_prompt_tokens += num_tokens
         self._num_cached_tokens += request.protected_len
@@ -182,9 +187,12 @@ class PrefixCache(ABC):
             RequestStateError: A request is released, foreign, or named twice.
         """
         try:
-            lens = [as_length("each of new_lens", new_len) for new_len in new_lens]
+            lens = list(new_lens)
         except TypeError as error:
             raise LengthError(f"new_lens must be a sequence: {error}") from None
+        for i, new_len in enumerate(lens):
+            if type(new_len) is not int:
+                lens[i] = as_length("each of new_lens", new_len)
         return self._alloc(self._as_batch(requests), lens)
 
     def alloc_for_decode(
@@ -420,7 +428,8 @@ class PrefixCache(ABC):
 
     def _as_batch(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
-        self._check_thread()
+        if get_ident() != self._owner:
+            self._check_thread()
         try:
             batch = list(requests)
         except TypeError:
@@ -439,14 +448,15 @@ class PrefixCache(ABC):
     def _take(self, num_pages: int) -> bytes:
         """Take pages for requests; evicts exactly the shortfall, or refuses."""
         allocator = self._allocator
-        shortfall = max(0, num_pages - allocator.num_free_pages)
+        num_free = allocator.num_free_pages
+        shortfall = num_pages - num_free
         evicted = b""
-        if shortfall:
+        if shortfall > 0:
             tree = self._tree
             if shortfall > tree.num_evictable_pages:
                 raise OutOfPagesError(
                     needed=num_pages,
-                    available=allocator.num_free_pages,
+                    available=num_free,
                     evictable=tree.num_evictable_pages,
                     protected=tree.num_protected_pages,
                     held=self._running.num_held_pages,
@@ -454,9 +464,10 @@ class PrefixCache(ABC):
             # These change hands without a detour through the free list.
             evicted = tree.evict(shortfall)
             self._num_evicted_pages += shortfall
-        pages = allocator.alloc(num_pages - shortfall)
-        assert pages is not None  # as many are free
-        return pages.tobytes() + evicted
+            if not num_free:
+                return evicted
+            num_pages = num_free
+        return allocator.take(num_pages) + evicted
 
     def _evict(self, num_pages: int) -> int:
         self._check_thread()
@@ -466,10 +477,10 @@ class PrefixCache(ABC):
 
     def _take_back(self, evicted: bytes) -> int:
         """Free pages that the tree gave up; how many."""
-        pages = np.frombuffer(evicted, np.int32)
-        self._num_evicted_pages += len(pages)
-        self._allocator.free(pages)
-        return len(pages)
+        num_pages = len(evicted) // PAGE_ID_BYTES
+        self._num_evicted_pages += num_pages
+        self._allocator.give_back(evicted)
+        return num_pages
 
     def _close(self, request: RequestKV) -> None:
         self._running.close(request)
@@ -477,8 +488,10 @@ class PrefixCache(ABC):
 
     def _check(self, request: RequestKV) -> None:
         """Refuse a request that this cache does not run, and a foreign thread."""
-        self._check_thread()
-        self._running.check(request)
+        if get_ident() != self._owner:
+            self._check_thread()
+        if type(request) is not RequestKV or request.owner is not self._running:
+            self._running.check(request)
 
     def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
         self._check(request)

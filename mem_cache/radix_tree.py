@@ -10,7 +10,7 @@ and are evicted page by page from their tail, and a match changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -22,19 +22,6 @@ MAX_NODE_SIZE: Final = 16_384
 """Most tokens of one node: trimming or splitting it copies no more than that."""
 
 _FIRST_COMPARE_BYTES: Final = 4096
-
-
-class PublishResult(NamedTuple):
-    """What became of the pages that were published.
-
-    Attributes:
-        node: The node that the lease moved to.
-        pages: Page ids that the tree had already for the first of the tokens, the bytes
-            of int32. The caller's own copies of them are duplicates.
-    """
-
-    node: RadixNode
-    pages: bytes
 
 
 class RadixTree:
@@ -116,7 +103,7 @@ class RadixTree:
 
     def publish(
         self, node: RadixNode, raw: bytes, pages: bytes, priority: int = 0
-    ) -> PublishResult:
+    ) -> tuple[RadixNode, bytes]:
         """Cache `raw` below `node`, and move the caller's lease to its end.
 
         Args:
@@ -125,8 +112,16 @@ class RadixTree:
             pages: Their page ids, the bytes of int32. Those that are not duplicates
                 belong to the tree from now on.
             priority: Raises the priority of the whole path.
+
+        Returns:
+            The node that the lease moved to, and the page ids that the tree had already
+            for the first of the tokens, the bytes of int32: the caller's own copies of
+            them are duplicates.
         """
-        path, known = self._descend(node, raw)
+        path: list[RadixNode] = []
+        known = 0
+        if node.children:
+            path, known = self._descend(node, raw)
         end = path[-1] if path else node
         if known < len(raw):
             first_new = known // self._page_bytes * PAGE_ID_BYTES
@@ -139,7 +134,7 @@ class RadixTree:
         while raised.priority < priority:
             raised.priority = priority
             raised = raised.parent
-        return PublishResult(end, b"".join([shared.pages for shared in path]))
+        return end, b"".join([shared.pages for shared in path]) if path else b""
 
     def lock(self, node: RadixNode) -> None:
         """Protect `node` and its ancestors. O(1) if `node` is protected already."""
@@ -187,8 +182,9 @@ class RadixTree:
             node = self.index.first()
             if node is None:
                 break
-            freed.append(self._cut(node, max(0, node.num_pages - num_pages)))
-            num_pages -= len(freed[-1]) // PAGE_ID_BYTES
+            excess = len(node.pages) // PAGE_ID_BYTES - num_pages
+            freed.append(self._cut(node, excess) if excess > 0 else self._drop(node))
+            num_pages = -excess
         return b"".join(freed)
 
     def evict_above(self, last_page: int) -> bytes:
@@ -208,8 +204,9 @@ class RadixTree:
                 stack.extend(node.children.values())
                 continue
             below = list(_preorder(node))
-            freed += [self._cut(child, 0) for child in reversed(below[1:])]
-            freed.append(self._cut(node, int(above[0])))
+            freed += [self._drop(child) for child in reversed(below[1:])]
+            kept = int(above[0])
+            freed.append(self._cut(node, kept) if kept else self._drop(node))
         return b"".join(freed)
 
     def num_evictable_pages_above(self, last_page: int) -> int:
@@ -232,7 +229,7 @@ class RadixTree:
     def clear(self) -> None:
         """Evict everything; no lease may be out. Costs O(nodes)."""
         for node in reversed(list(self.nodes())):
-            self._cut(node, 0)
+            self._drop(node)
 
     def nodes(self) -> Iterator[RadixNode]:
         """Iterate over all nodes but the roots, parents first."""
@@ -340,24 +337,33 @@ class RadixTree:
         return node
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:
-        """Keep the first `num_pages` of an unprotected leaf; returns the rest."""
-        key, pages = node.key, node.pages
+        """Keep the first `num_pages` pages of an unprotected leaf; returns the rest."""
         kept = num_pages * self._page_bytes
-        kept_ids = num_pages * PAGE_ID_BYTES
-        freed = pages[kept_ids:]
+        lost = node.key[kept:]
+        freed = node.pages[num_pages * PAGE_ID_BYTES :]
+        node.key = node.key[:kept]
+        node.pages = node.pages[: num_pages * PAGE_ID_BYTES]
         self.num_evictable_pages -= len(freed) // PAGE_ID_BYTES
-        node.key = key[:kept]
-        node.pages = pages[:kept_ids]
-        if not num_pages:
-            self.index.protect(node)
-            parent = node.parent
-            del parent.children[key[: self._page_bytes]]
+        for tell in self.on_evicted:
+            tell(node, lost, freed)
+        return freed
+
+    def _drop(self, node: RadixNode) -> bytes:
+        """Take an unprotected leaf out of the tree; returns its pages."""
+        lost = node.key
+        freed = node.pages
+        node.key = node.pages = b""
+        self.num_evictable_pages -= len(freed) // PAGE_ID_BYTES
+        self.index.protect(node)
+        parent = node.parent
+        del parent.children[lost[: self._page_bytes]]
+        if not parent.children:
             if parent.parent is parent:
                 self._forget_if_unused(parent)
-            elif not parent.children and parent.lock_ref == 0:
+            elif parent.lock_ref == 0:
                 self.index.expose(parent)
         for tell in self.on_evicted:
-            tell(node, key[kept:], freed)
+            tell(node, lost, freed)
         return freed
 
     def _forget_if_unused(self, root: RadixNode) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from .radix_node import RadixNode
+
+if TYPE_CHECKING:
+    from .running_requests import RunningRequests
 
 
 class RequestKV:
@@ -27,6 +31,7 @@ class RequestKV:
         protected_len: Positions in pages of the tree, in tokens.
         committed_len: Positions with computed K and V, in tokens.
         allocated_len: Positions with a slot, in tokens.
+        owner: Who runs it; ``None`` after its release.
         node: The tree node that its lease is on; ``None`` without a tree.
         num_pages: Columns of its row in use: the pages of `allocated_len`.
         num_known_pages: Leading columns of its row that the workers know.
@@ -39,13 +44,21 @@ class RequestKV:
         "node",
         "num_known_pages",
         "num_pages",
+        "owner",
         "priority",
         "protected_len",
         "req_pool_idx",
     )
 
-    def __init__(self, req_pool_idx: int, namespace: Hashable, priority: int) -> None:
+    def __init__(
+        self,
+        req_pool_idx: int,
+        namespace: Hashable,
+        priority: int,
+        owner: RunningRequests,
+    ) -> None:
         """Make the handle of a request without pages."""
+        self.owner: RunningRequests | None = owner
         self.req_pool_idx = req_pool_idx
         self.namespace = namespace
         self.priority = priority

@@ -58,24 +58,15 @@ class RunningRequests:
             RequestStateError: It was released, is another cache's, or is no request:
                 `admit` may have answered ``None``.
         """
-        try:
-            if self._requests.get(request.req_pool_idx) is request:
-                return
-        except AttributeError:
-            pass
-        raise RequestStateError(
-            f"{request!r} was released already, or is another cache's"
-        )
+        if type(request) is not RequestKV or request.owner is not self:
+            raise RequestStateError(
+                f"{request!r} was released already, or is another cache's"
+            )
 
     def check_batch(self, requests: Sequence[RequestKV]) -> None:
         """Refuse a batch with a request that does not run here; see `check`."""
-        running = self._requests
-        try:
-            for request in requests:
-                if running.get(request.req_pool_idx) is not request:
-                    self.check(request)
-        except AttributeError:
-            for request in requests:
+        for request in requests:
+            if type(request) is not RequestKV or request.owner is not self:
                 self.check(request)
 
     def open(self, namespace: Hashable, priority: int) -> RequestKV | None:
@@ -83,13 +74,15 @@ class RunningRequests:
         row = self._table.alloc()
         if row is None:
             return None
-        request = self._requests[row] = RequestKV(row, namespace, priority)
+        request = RequestKV(row, namespace, priority, self)
+        self._requests[row] = request
         return request
 
     def close(self, request: RequestKV) -> None:
         """Take back a request's own pages and its row."""
         self.drop_tail(request, request.protected_len)
         row = request.req_pool_idx
+        request.owner = None
         del self._requests[row]
         self._forgotten_rows[row] = None
         self._table.free(row)
@@ -160,35 +153,44 @@ class RunningRequests:
         taken = num_sent = 0
         for request, new_len, num_new in zip(requests, lens, needed, strict=True):
             row = request.req_pool_idx
+            num_known = request.num_known_pages
+            rows.append(row)
+            starts.append(request.committed_len)
+            page_starts.append(num_known)
+            num_pages = request.num_pages
             if num_new:
                 end = taken + num_new * PAGE_ID_BYTES
-                table.write(row, request.num_pages, pages[taken:end])
-                request.num_pages += num_new
+                table.write(row, num_pages, pages[taken:end])
                 taken = end
+                num_pages += num_new
+                request.num_pages = num_pages
             if new_len > request.allocated_len:
                 request.allocated_len = new_len
-            num_pages = request.num_pages
-            num_known = request.num_known_pages
             if num_known < num_pages:
                 parts.append(table.read(row, num_known, num_pages))
                 num_sent += num_pages - num_known
                 request.num_known_pages = num_pages
-            rows.append(row)
-            starts.append(request.committed_len)
-            page_starts.append(num_known)
             page_indptr.append(num_sent)
-        self.num_held_pages += len(pages) // PAGE_ID_BYTES
-        forgotten = list(self._forgotten_rows)
-        self._forgotten_rows.clear()
+        self.num_held_pages += taken // PAGE_ID_BYTES
+        forgotten = self._forgotten_rows
+        if forgotten:
+            self._forgotten_rows = {}
         return KVCacheInfo.pack(
-            rows, starts, lens, page_starts, page_indptr, b"".join(parts), forgotten
+            rows,
+            starts,
+            lens,
+            page_starts,
+            page_indptr,
+            b"".join(parts),
+            list(forgotten),
         )
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""
         kept = num_pages_for(new_len, self._allocator.page_size)
         if kept < request.num_pages:
-            self._free(self._table.read(request.req_pool_idx, kept, request.num_pages))
+            dropped = self._table.read(request.req_pool_idx, kept, request.num_pages)
+            self._allocator.give_back(dropped)
             self.num_held_pages -= request.num_pages - kept
             request.num_pages = kept
             request.num_known_pages = min(request.num_known_pages, kept)
@@ -223,7 +225,7 @@ class RunningRequests:
             duplicates = self._table.read(row, column, end)
             # First the row, then the free: no row ever lists a free page.
             self._table.write(row, column, known)
-            self._free(duplicates)
+            self._allocator.give_back(duplicates)
             request.num_known_pages = min(request.num_known_pages, column)
         self.num_held_pages -= stop // self._allocator.page_size - column
         request.protected_len = stop
@@ -235,6 +237,3 @@ class RunningRequests:
         pages = self._table.pages[request.req_pool_idx][positions // page_size]
         slots: NDArray[np.int64] = pages.astype(np.int64) * page_size
         return slots + positions % page_size
-
-    def _free(self, pages: bytes) -> None:
-        self._allocator.free(np.frombuffer(pages, np.int32))

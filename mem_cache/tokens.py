@@ -35,7 +35,7 @@ def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
     Raises:
         TokenError: `tokens` is not flat, not integers, or an id is out of range.
     """
-    if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32:
+    if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
     else:
         array = _convert(tokens)
@@ -72,9 +72,7 @@ def as_sequence(tokens: Tokens) -> Tokens:
         TokenError: `tokens` are no flat sequence.
     """
     # Only what is cut off must be converted: a long prompt is published in parts.
-    if isinstance(tokens, list | tuple):
-        return tokens
-    if isinstance(tokens, np.ndarray) and tokens.ndim == 1:
+    if type(tokens) is list or (type(tokens) is np.ndarray and tokens.ndim == 1):
         return tokens
     return as_tokens(tokens)
 

@@ -32,7 +32,7 @@ def lease(tree: RadixTree, tokens: list[int], first_page: int = 1) -> RadixNode:
     if start == len(tokens):
         return node
     pages = range(first_page, first_page + len(tokens) - start)
-    return tree.publish(node, raw(tokens[start:]), raw(pages)).node
+    return tree.publish(node, raw(tokens[start:]), raw(pages))[0]
 
 
 def insert(tree: RadixTree, tokens: list[int], first_page: int = 1) -> None:
@@ -90,7 +90,7 @@ def test_no_node_is_larger_than_the_bound(page_size: int) -> None:
     num_tokens = (3 * MAX_NODE_SIZE + page_size) // page_size * page_size
     pages = range(1, num_tokens // page_size + 1)
     node, _ = tree.acquire(None, b"")
-    end = tree.publish(node, raw(range(num_tokens)), raw(pages)).node
+    end = tree.publish(node, raw(range(num_tokens)), raw(pages))[0]
     nodes = list(tree.nodes())
 
     assert max(node.num_pages * page_size for node in nodes) <= max(
@@ -105,7 +105,7 @@ def test_a_leaf_that_somebody_else_uses_does_not_grow() -> None:
     tree = make_tree()
     node = lease(tree, [1, 2, 3])
     assert node is lease(tree, [1, 2, 3])
-    end = tree.publish(node, raw([4]), raw([9])).node
+    end = tree.publish(node, raw([4]), raw([9]))[0]
 
     assert end is not node
     assert node.num_pages == 3
@@ -195,7 +195,7 @@ def test_a_split_is_invisible() -> None:
 def test_a_split_carries_hits_creation_and_priority() -> None:
     tree = make_tree(policy="lfu")
     node, _ = tree.acquire(None, b"")
-    end = tree.publish(node, raw([1, 2, 3, 4]), raw([1, 2, 3, 4]), priority=3).node
+    end = tree.publish(node, raw([1, 2, 3, 4]), raw([1, 2, 3, 4]), priority=3)[0]
     tree.unlock(end)
     for _ in range(2):
         again, _ = tree.acquire(None, raw([1, 2, 3, 4]))
@@ -226,7 +226,7 @@ def test_the_children_stand_under_their_first_page(page_size: int) -> None:
         node, known = tree.acquire(None, raw(tokens))
         rest = tokens[len(ids(known)) * page_size :]
         pages = range(first_page, first_page + len(rest) // page_size)
-        tree.unlock(tree.publish(node, raw(rest), raw(pages)).node)
+        tree.unlock(tree.publish(node, raw(rest), raw(pages))[0])
         first_page += len(pages)
 
     for node in tree.nodes():
@@ -284,7 +284,7 @@ def test_publishing_moves_the_lease() -> None:
     insert(tree, [1, 2])
     insert(tree, [1, 3], 5)
     node, _ = tree.acquire(None, raw([1]))
-    end = tree.publish(node, raw([4, 5]), raw([8, 9])).node
+    end = tree.publish(node, raw([4, 5]), raw([8, 9]))[0]
 
     assert end.lock_ref == 1
     assert node.lock_ref == 1  # its protected child
@@ -312,7 +312,7 @@ def test_a_root_goes_with_its_last_lease_and_its_last_page() -> None:
     assert [] == tree.roots
 
     node, _ = tree.acquire("b", b"")
-    tree.unlock(tree.publish(node, raw([1]), raw([1])).node)
+    tree.unlock(tree.publish(node, raw([1]), raw([1]))[0])
     assert ["b"] == [root.namespace for root in tree.roots]
     tree.evict(1)
     assert [] == tree.roots
@@ -322,9 +322,9 @@ def test_a_root_stays_while_a_request_without_a_prefix_runs() -> None:
     tree = make_tree()
     waiting, _ = tree.acquire("a", raw([1]))
     node, _ = tree.acquire("a", raw([1]))
-    tree.unlock(tree.publish(node, raw([1]), raw([1])).node)
+    tree.unlock(tree.publish(node, raw([1]), raw([1]))[0])
     tree.evict(1)
-    end = tree.publish(waiting, raw([1]), raw([2])).node
+    end = tree.publish(waiting, raw([1]), raw([2]))[0]
     tree.unlock(end)
 
     assert tree.match("a", raw([1])) == 4
@@ -438,7 +438,7 @@ def test_b138_a_chain_deeper_than_the_stack_works(policy: str) -> None:
     node, _ = tree.acquire(None, b"")
     ends = []
     for i in range(depth):
-        node = tree.publish(node, raw([i]), raw([i + 1])).node
+        node = tree.publish(node, raw([i]), raw([i + 1]))[0]
         tree.lock(node)
         ends.append(node)
     tree.unlock(node)
