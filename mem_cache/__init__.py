@@ -15,6 +15,7 @@ from .errors import (
     ForeignPageError,
     IntegrityError,
     LengthError,
+    OutOfContentsError,
     OutOfPagesError,
     PageError,
     PagesInUseError,
@@ -24,7 +25,16 @@ from .errors import (
     TokenError,
     WrongThreadError,
 )
-from .eviction import LFU, EvictionPolicy, Priority
+from .eviction_policies import (
+    FIFO,
+    FILO,
+    LFU,
+    LRU,
+    MRU,
+    SLRU,
+    EvictionPolicy,
+    Priority,
+)
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache
@@ -33,15 +43,21 @@ from .radix_node import RadixNode
 from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
 from .stats import CacheStats
+from .victims import Victim
 
 if TYPE_CHECKING:
     from .kv_pool import KVPool
     from .page_table import PageTable
 
 __all__ = [
+    "FIFO",
+    "FILO",
     "HOLD_PAGE",
     "LFU",
+    "LRU",
+    "MRU",
     "PADDING_ROW",
+    "SLRU",
     "CacheBusyError",
     "CacheStats",
     "ChunkCache",
@@ -54,6 +70,7 @@ __all__ = [
     "KVPool",
     "LengthError",
     "MemoryManager",
+    "OutOfContentsError",
     "OutOfPagesError",
     "PageError",
     "PageTable",
@@ -69,6 +86,7 @@ __all__ = [
     "RequestTable",
     "TokenError",
     "TokenToKVPoolAllocator",
+    "Victim",
     "WrongThreadError",
 ]
 

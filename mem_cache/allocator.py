@@ -168,8 +168,8 @@ class TokenToKVPoolAllocator:
         self._state = np.zeros(n + 1, dtype=np.int32)
         self._state[HOLD_PAGE] = -1
         # Reading one number through a view costs half of what an array asks for it.
-        self._stack_view = memoryview(self._stack)
-        self._state_view = memoryview(self._state)
+        self._stack_view = self._stack.data
+        self._state_view = self._state.data
         self.num_free_pages = n
 
     def resize(self, num_pages: int) -> None:

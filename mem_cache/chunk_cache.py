@@ -13,6 +13,7 @@ from .prefix_cache import PrefixCache, check_hashable
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens
+from .virtual_tokens import MAX_NUM_CONTENTS
 
 
 class ChunkCache(PrefixCache):
@@ -21,27 +22,31 @@ class ChunkCache(PrefixCache):
     Its tree stays empty. Engines use it to switch prefix caching off.
     """
 
-    def __init__(self, memory: MemoryManager) -> None:
+    def __init__(
+        self, memory: MemoryManager, *, max_num_contents: int = MAX_NUM_CONTENTS
+    ) -> None:
         """Make a cache.
 
         Args:
             memory: The allocator and the request table; no other cache may use them.
+            max_num_contents: Most contents that have a virtual token at a time.
 
         Raises:
-            ConfigError: `memory` belongs to another cache.
+            ConfigError: `memory` belongs to another cache, or `max_num_contents` is
+                below 1.
         """
         empty = RadixTree(memory.page_size * TOKEN_BYTES, RecencyIndex())
-        super().__init__(memory, empty)
+        super().__init__(memory, empty, max_num_contents)
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
         """Return 0: nothing is cached."""
         check_hashable("namespace", namespace)
-        as_tokens(tokens)
+        as_tokens(tokens, self._virtual)
         return 0
 
     def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
         """Publish nothing; refuses what every prefix cache refuses."""
-        self._check_cover(request, as_sequence(tokens))
+        self._check_cover(request, as_sequence(tokens, self._virtual))
 
     def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
         pass

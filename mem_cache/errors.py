@@ -11,6 +11,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     │   ├── DoubleFreeError                   a page that nobody owns, or named twice
     │   └── ForeignPageError                  a page that this pool never hands out
     ├── OutOfPagesError (MemoryError)         not even eviction makes enough room
+    ├── OutOfContentsError (MemoryError)      as many contents as allowed are in use
     ├── PagesInUseError (RuntimeError)        a shrink would cut off pages in use
     ├── RequestStateError (RuntimeError)      a released, foreign or repeated request
     ├── CacheBusyError (RuntimeError)         a reset while requests are running
@@ -31,7 +32,10 @@ class ConfigError(RadixKVError, ValueError):
 
 
 class TokenError(RadixKVError, ValueError):
-    """Token ids are not a flat sequence of integers in ``[0, 2**31)``."""
+    """Token ids are not a flat sequence of integers in ``[0, 2**31)``.
+
+    Nor are they virtual tokens that are alive.
+    """
 
 
 class LengthError(RadixKVError, ValueError):
@@ -80,6 +84,31 @@ class OutOfPagesError(RadixKVError, MemoryError):
             f"need {self.needed} pages, got {self.available} free and "
             f"{self.evictable} evictable ({self.protected} are protected, "
             f"{self.held} held by running requests)"
+        )
+
+
+class OutOfContentsError(RadixKVError, MemoryError):
+    """Cached pages and running requests need as many contents as are allowed.
+
+    Evict, wait until a request finishes, or allow more.
+
+    Attributes:
+        max_num_contents: Contents that are allowed at a time.
+        num_in_requests: Those of them that running requests need.
+    """
+
+    def __init__(self, max_num_contents: int, num_in_requests: int) -> None:
+        """Keep the numbers; cached pages need the contents that no request needs."""
+        super().__init__(max_num_contents, num_in_requests)
+        self.max_num_contents = max_num_contents
+        self.num_in_requests = num_in_requests
+
+    def __str__(self) -> str:
+        """Say how many contents are allowed, and who needs them."""
+        return (
+            f"max_num_contents is {self.max_num_contents}, and all are in use: "
+            f"{self.num_in_requests} by running requests, "
+            f"{self.max_num_contents - self.num_in_requests} by cached pages alone"
         )
 
 

@@ -1,54 +1,23 @@
-"""Who goes first: eviction policies and the two indexes that keep their order."""
+"""The order of eviction, kept up to date by one of two indexes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sortedcontainers import SortedKeyList
 
 from .errors import ConfigError, PolicyError
+from .eviction_policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
 from .radix_node import RadixNode
 
+if TYPE_CHECKING:
+    from .radix_tree import RadixTree
 
-class EvictionPolicy(Protocol):
-    """What decides the order of eviction; pass an object of your own class.
-
-    Example:
-        >>> class OldestFirst:
-        ...     def key(self, node):
-        ...         return node.created
-    """
-
-    def key(self, node: RadixNode) -> Any:  # noqa: ANN401 - whatever compares
-        """Return a comparable value; the leaf with the lowest goes first.
-
-        It is asked when a leaf becomes evictable, and must stay the same until the leaf
-        is used again. `num_hits`, `created`, `last_use` and `priority` do; the pages
-        and the neighbours of a node do not. Among equals, the least recently used goes
-        first.
-
-        If it fails, or its values do not compare, the leaf waits among the first to go,
-        and every eviction is refused with a `PolicyError`.
-        """
-        ...
-
-
-class LFU:
-    """Evict what the fewest admissions used."""
-
-    def key(self, node: RadixNode) -> int:
-        """Return the number of admissions."""
-        return node.num_hits
-
-
-class Priority:
-    """Evict what only requests of low priority published."""
-
-    def key(self, node: RadixNode) -> int:
-        """Return the highest priority."""
-        return node.priority
+_Rank: TypeAlias = tuple[int, Any, int]
+"""What leaves are compared by: their level, the policy's key, their last use."""
 
 
 class EvictionIndex(Protocol):
@@ -79,6 +48,17 @@ class EvictionIndex(Protocol):
 
     def first(self) -> RadixNode | None:
         """Return the leaf that goes next, or ``None`` if nothing is evictable."""
+        ...
+
+    def order(self) -> Iterator[RadixNode]:
+        """Iterate over all evictable nodes in the order in which they would go.
+
+        That is, if nothing else happened meanwhile: a parent comes when the last of its
+        children would be gone. Changes nothing.
+
+        Raises:
+            PolicyError: The policy failed.
+        """
         ...
 
     def __contains__(self, node: object) -> bool:
@@ -129,6 +109,10 @@ class RecencyIndex:
         """Return the least recently used leaf. O(1)."""
         return next(iter(self._order), None)
 
+    def order(self) -> Iterator[RadixNode]:
+        """Iterate over the unprotected nodes: they were released in this order."""
+        return iter(self._order)
+
     def __contains__(self, node: object) -> bool:
         """Tell whether the index holds `node`. O(1)."""
         return node in self._order
@@ -152,13 +136,25 @@ class KeyedIndex:
     It holds the unprotected leaves.
     """
 
-    # Pages of one node share one key, so new pages must not join old ones.
-    grows_leaves = False
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        *,
+        level: Callable[[RadixNode], int] | None = None,
+    ) -> None:
+        """Make an empty index ordered by ``policy.key``.
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        """Make an empty index ordered by ``policy.key``."""
+        Args:
+            policy: Asked once for each leaf that becomes evictable.
+            level: Goes before the policy: everything of a lower level is evicted first.
+                Call `rerank` where it changes.
+        """
+        # Pages of one node share one rank, so new pages must not join old ones, unless
+        # only the last release counts: all pages of a leaf are released together.
+        self.grows_leaves = level is None and type(policy) in (LRU, MRU)
         self._policy = policy
-        self._rank: dict[RadixNode, tuple[Any, int]] = {}
+        self._level = level
+        self._rank: dict[RadixNode, _Rank] = {}
         self._leaves = SortedKeyList(key=self._rank.__getitem__)
         # Leaves for which the policy failed. They are kept, since the failure comes in
         # the middle of an unlock, which must not stop half-way.
@@ -173,23 +169,34 @@ class KeyedIndex:
     def protect(self, node: RadixNode) -> None:
         """Drop `node`, if it is there."""
         if node in self._rank:
-            self._leaves.remove(node)
-            del self._rank[node]
-        else:
-            self._unranked.pop(node, None)
+            try:
+                self._leaves.remove(node)
+            except Exception as error:  # keys that do not order, such as sets
+                self._forget_ranks(error)
+            else:
+                del self._rank[node]
+                return
+        self._unranked.pop(node, None)
 
     def expose(self, node: RadixNode) -> None:
         """Add `node`, a leaf."""
         try:
-            key = self._policy.key(node)
-            if key != key:
-                raise ValueError(f"a key must equal itself, got {key!r}")
-            self._rank[node] = (key, node.last_use)
+            self._rank[node] = self._rank_of(node)
             self._leaves.add(node)
         except Exception as error:  # whatever the caller's code raises
             self._rank.pop(node, None)
             self._unranked[node] = None
-            self._failure = self._failure or error
+            self.fail(error)
+
+    def rerank(self, node: RadixNode) -> None:
+        """Put `node` where it belongs now, if it is there: its level has changed."""
+        if node in self:
+            self.protect(node)
+            self.expose(node)
+
+    def fail(self, error: Exception) -> None:
+        """Take note that the policy failed: no eviction from the next one on."""
+        self._failure = self._failure or error
 
     def check(self) -> None:
         """Refuse to evict in an order that is not the policy's.
@@ -198,13 +205,41 @@ class KeyedIndex:
             PolicyError: The policy failed.
         """
         if self._failure is not None:
-            raise PolicyError(
-                f"{self._policy!r} failed: {self._failure!r}"
-            ) from self._failure
+            raise self._error(self._failure) from self._failure
 
     def first(self) -> RadixNode | None:
-        """Return the leaf with the lowest key."""
+        """Return the leaf with the lowest rank."""
         return next(iter(self), None)
+
+    def order(self) -> Iterator[RadixNode]:
+        """Iterate over all evictable nodes in the order in which they would go.
+
+        Parents wait in a heap until the last of their children would be gone. The first
+        n nodes cost O(n log n), however many leaves there are. Changes nothing; a
+        policy that learns from evictions may choose otherwise by then.
+
+        Raises:
+            PolicyError: The policy failed.
+        """
+        self.check()
+        leaves = iter(self._leaves)
+        leaf: RadixNode | None = next(leaves, None)
+        # Invariant: no two of them have the same last use, so nodes are not compared.
+        parents: list[tuple[_Rank, RadixNode]] = []
+        num_gone: dict[RadixNode, int] = {}
+        while leaf is not None or parents:
+            try:
+                if leaf is None or (parents and parents[0][0] < self._rank[leaf]):
+                    node = heappop(parents)[1]
+                else:
+                    node, leaf = leaf, next(leaves, None)
+                parent = node.parent
+                num_gone[parent] = num_gone.get(parent, 0) + 1
+                if parent.lock_ref == 0 and num_gone[parent] == len(parent.children):
+                    heappush(parents, (self._rank_of(parent), parent))
+            except Exception as error:  # whatever the caller's code raises
+                raise self._error(error) from error
+            yield node
 
     def __contains__(self, node: object) -> bool:
         """Tell whether the index holds `node`. O(1)."""
@@ -223,28 +258,100 @@ class KeyedIndex:
         """Tell whether `node` is an unprotected leaf."""
         return node.lock_ref == 0 and not node.children
 
+    def _rank_of(self, node: RadixNode) -> _Rank:
+        key = self._policy.key(node)
+        if key != key:
+            raise ValueError(f"a key must equal itself, got {key!r}")
+        level = 0 if self._level is None else self._level(node)
+        return level, key, node.last_use
 
-_POLICIES: dict[str, type[EvictionPolicy]] = {"lfu": LFU, "priority": Priority}
+    def _forget_ranks(self, error: Exception) -> None:
+        """Keep all leaves without any order, since no eviction will ask for it."""
+        self.fail(error)
+        self._unranked.update(dict.fromkeys(self._leaves))
+        self._leaves.clear()
+        self._rank.clear()
+
+    def _error(self, failure: Exception) -> PolicyError:
+        return PolicyError(f"{self._policy!r} failed: {failure!r}")
 
 
-def make_eviction_index(policy: str | EvictionPolicy) -> EvictionIndex:
+class _Lesson:
+    """One method of a policy that wants to learn, called for an event of the tree.
+
+    The event comes in the middle of a change that must not stop half-way, so a failure
+    waits for the next eviction.
+    """
+
+    __slots__ = ("_index", "_method")
+
+    def __init__(self, method: Callable[..., object], index: KeyedIndex) -> None:
+        self._method = method
+        self._index = index
+
+    def __call__(self, *event: object) -> None:
+        try:
+            self._method(*event)
+        except Exception as error:  # whatever the caller's code raises
+            self._index.fail(error)
+
+
+def teach(policy: str | EvictionPolicy, index: EvictionIndex, tree: RadixTree) -> None:
+    """Tell a policy what happens in a tree, where it has a method for it.
+
+    Args:
+        policy: See `EvictionPolicy`; a name is not told anything.
+        index: What `make_eviction_index` made for it; keeps its failures.
+        tree: What it is told of.
+    """
+    if isinstance(policy, str) or not isinstance(index, KeyedIndex):
+        return
+    used = getattr(policy, "used", None)
+    if callable(used):
+        tree.on_used.append(_Lesson(used, index))
+    published = getattr(policy, "published", None)
+    if callable(published):
+        tree.on_published.append(_Lesson(published, index))
+    evicted = getattr(policy, "evicted", None)
+    if callable(evicted):
+        tree.on_evicted.append(_Lesson(evicted, index))
+
+
+_POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "mru": MRU,
+    "filo": FILO,
+    "slru": SLRU,
+    "priority": Priority,
+}
+
+
+def make_eviction_index(
+    policy: str | EvictionPolicy,
+    *,
+    level: Callable[[RadixNode], int] | None = None,
+) -> EvictionIndex:
     """Return an empty index for a policy.
 
     Args:
-        policy: ``"lru"``, ``"lfu"``, ``"priority"``, or an `EvictionPolicy`.
+        policy: ``"lru"``, ``"lfu"``, ``"fifo"``, ``"mru"``, ``"filo"``, ``"slru"``,
+            ``"priority"``, or an `EvictionPolicy`.
+        level: Goes before the policy; see `KeyedIndex`.
 
     Raises:
         ConfigError: The name is unknown, or the object has no `key`.
     """
     if isinstance(policy, str):
-        if policy == "lru":
-            return RecencyIndex()
         if policy not in _POLICIES:
-            names = ", ".join(["lru", *_POLICIES])
+            names = ", ".join(_POLICIES)
             raise ConfigError(f"policy must be one of {names}, got {policy!r}")
+        if policy == "lru" and level is None:
+            return RecencyIndex()
         policy = _POLICIES[policy]()
     if isinstance(policy, type) or not callable(getattr(policy, "key", None)):
         raise ConfigError(
             f"policy must be an object with a method key(node), got {policy!r}"
         )
-    return KeyedIndex(policy)
+    return KeyedIndex(policy, level=level)

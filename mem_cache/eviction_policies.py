@@ -23,9 +23,9 @@ class EvictionPolicy(Protocol):
     the next one on is refused with a `PolicyError`.
 
     Example:
-        >>> class LargestFirst:
+        >>> class PriorityThenUse:
         ...     def key(self, node):
-        ...         return -node.num_pages
+        ...         return node.priority, node.num_hits
     """
 
     def key(self, node: RadixNode) -> Any:  # noqa: ANN401 - whatever compares
@@ -48,7 +48,7 @@ class LRU:
 
 
 class MRU:
-    """Evict what was released most recently: for scans that do not fit."""
+    """Evict what was released most recently: for loops over more than fits."""
 
     def key(self, node: RadixNode) -> int:
         """Return the latest release first."""

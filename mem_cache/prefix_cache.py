@@ -27,8 +27,11 @@ from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .running_requests import RunningRequests
 from .sizes import as_integer, as_length, as_size, num_pages_for
+from .stale_first import end_epoch
 from .stats import CacheStats
 from .tokens import Tokens, as_tokens
+from .victims import Victim, list_victims
+from .virtual_tokens import MAX_NUM_CONTENTS, VirtualTokens
 
 
 class PrefixCache(ABC):
@@ -44,12 +47,19 @@ class PrefixCache(ABC):
         memory: The allocator and the request table that it manages, alone.
     """
 
-    def __init__(self, memory: MemoryManager, tree: RadixTree) -> None:
+    def __init__(
+        self,
+        memory: MemoryManager,
+        tree: RadixTree,
+        max_num_contents: int = MAX_NUM_CONTENTS,
+    ) -> None:
         """Take charge of `memory`, which no other cache may use.
 
         Raises:
-            ConfigError: `memory` belongs to another cache.
+            ConfigError: `memory` belongs to another cache, or `max_num_contents` is
+                below 1.
         """
+        self._virtual = VirtualTokens(tree, max_num_contents)
         memory.attach()
         self.memory = memory
         self._allocator = memory.allocator
@@ -114,6 +124,34 @@ class PrefixCache(ABC):
             ConfigError: `namespace` is not hashable.
         """
 
+    def intern(self, content_digest: bytes) -> int:
+        """Return a virtual token for an image, a sound, or any other content.
+
+        Put it in the place of the placeholders that the model has for the content, in
+        all tokens that the cache is given. Then equal contents match, and others do
+        not: the whole digest is compared.
+
+        The token is alive while a cached page contains it or a running request was
+        admitted with it. Each call also claims it for one admission to come, and
+        `release` does so again, for a request that was retracted. Claims do not outlive
+        `max_num_contents`: the contents with nothing but a claim make room for others,
+        the oldest first. A token that is no longer alive is refused, so intern before
+        every admission, and keep no tokens.
+
+        Args:
+            content_digest: A cryptographic digest of all that determines the content's
+                K and V, 16 to 64 bytes.
+
+        Returns:
+            A negative number, the same for the same digest for as long as it is alive.
+
+        Raises:
+            ConfigError: `content_digest` is not bytes, or too short or too long.
+            OutOfContentsError: As many contents as are allowed are in use.
+        """
+        self._check_thread()
+        return self._virtual.intern(content_digest)
+
     def admit(
         self, tokens: Tokens, *, namespace: Hashable = None, priority: int = 0
     ) -> RequestKV | None:
@@ -139,7 +177,7 @@ class PrefixCache(ABC):
         """
         if get_ident() != self._owner:
             self._check_thread()
-        array = as_tokens(tokens)
+        array = as_tokens(tokens, self._virtual)
         num_tokens = len(array)
         if not 0 < num_tokens <= self.memory.max_context_len:
             raise LengthError(
@@ -158,6 +196,8 @@ class PrefixCache(ABC):
         except BaseException:  # a namespace may have an __eq__ of its own
             self._running.close(request)
             raise
+        if self._virtual.last_token:
+            self._virtual.begin(request, array)
         if self._owner is None:
             self._owner = get_ident()
         self._num_admitted_requests += 1
@@ -294,6 +334,8 @@ class PrefixCache(ABC):
             RequestStateError: The request is released or foreign.
         """
         self._check(request)
+        if self._virtual.users:
+            self._virtual.claim_again(request)
         self._close(request)
 
     def slots(
@@ -348,6 +390,26 @@ class PrefixCache(ABC):
         """
         return self._evict(self._num_pages(num_tokens))
 
+    def eviction_order(self, num_pages: int) -> list[Victim]:
+        """List the pages that the next evictions would drop. Changes nothing.
+
+        Args:
+            num_pages: How many.
+
+        Returns:
+            Exactly the pages that ``evict(num_pages * page_size)`` would drop now, in
+            its order; fewer if fewer are evictable.
+
+        Raises:
+            LengthError: `num_pages` is negative.
+            PolicyError: The eviction policy failed.
+        """
+        self._check_thread()
+        num_pages = as_length("num_pages", num_pages)
+        if num_pages < 0:
+            raise LengthError(f"num_pages must be >= 0, got {num_pages}")
+        return list_victims(self._tree, num_pages, self.page_size)
+
     def reset(self) -> None:
         """Forget everything that is cached.
 
@@ -365,6 +427,24 @@ class PrefixCache(ABC):
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
+
+    def bump_epoch(self, namespace: Hashable) -> None:
+        """End the epoch of a namespace: its weights or its adapter were reloaded.
+
+        What is cached there matches nobody from now on, and is the first to go.
+        Requests that were admitted before still finish, but publish nothing.
+
+        Args:
+            namespace: Any hashable; one without entries is no fault.
+
+        Raises:
+            ConfigError: `namespace` is not hashable.
+
+        Complexity: O(1), whatever is cached.
+        """
+        self._check_thread()
+        check_hashable("namespace", namespace)
+        end_epoch(self._tree, namespace)
 
     def resize(self, num_pages: int) -> None:
         """Change the capacity; every page in use keeps its id.
@@ -396,6 +476,7 @@ class PrefixCache(ABC):
                 by how many pages, and which pages have two owners or none.
         """
         check_cache(self.memory, self._tree, self._running)
+        self._virtual.check_integrity()
 
     def stats(self) -> CacheStats:
         """Return the sizes and counters. Costs O(free pages)."""
@@ -407,6 +488,7 @@ class PrefixCache(ABC):
             protected_size=self.protected_size,
             held_size=self.held_size,
             num_requests=len(self._running),
+            num_contents=len(self._virtual),
             num_admitted_requests=self._num_admitted_requests,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
@@ -485,6 +567,8 @@ class PrefixCache(ABC):
     def _close(self, request: RequestKV) -> None:
         self._running.close(request)
         self._unlock(request)
+        if self._virtual.users:
+            self._virtual.end(request)
 
     def _check(self, request: RequestKV) -> None:
         """Refuse a request that this cache does not run, and a foreign thread."""

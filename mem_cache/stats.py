@@ -16,6 +16,7 @@ class CacheStats:
         protected_size: In the tree, and needed by a running request.
         held_size: Owned by running requests outside the tree, in whole pages.
         num_requests: Running requests.
+        num_contents: Contents that have a virtual token.
         num_admitted_requests: Requests admitted so far.
         num_prompt_tokens: Tokens of the admitted requests.
         num_cached_tokens: Those of them that were cached.
@@ -33,6 +34,7 @@ class CacheStats:
     protected_size: int
     held_size: int
     num_requests: int
+    num_contents: int
     num_admitted_requests: int
     num_prompt_tokens: int
     num_cached_tokens: int

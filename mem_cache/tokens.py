@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,10 +16,10 @@ TOKEN_BYTES = 4
 _INT32 = np.dtype(np.int32)
 
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
-"""What a caller may pass for token ids: integers in ``[0, 2**31)``."""
+"""What a caller may pass for token ids: integers in ``[0, 2**31)``, or virtual."""
 
 
-def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
+def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]:
     """Turn token ids into an int32 array, or refuse them.
 
     An int32 array is returned as it is, without a copy. The cost is one pass over the
@@ -28,6 +28,7 @@ def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
     Args:
         tokens: Integers in ``[0, 2**31)``, flat: a list, a tuple, or an array of any
             integer type.
+        virtual: The negative ids that are allowed as well.
 
     Returns:
         The same ids, int32 `[num_tokens]`.
@@ -42,9 +43,19 @@ def as_tokens(tokens: Tokens) -> NDArray[np.int32]:
     if array.ndim != 1:
         raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
     # argmin is several times cheaper to call than min.
-    if len(array) and (lowest := array[array.argmin()]) < 0:
-        raise TokenError(f"token ids must be in [0, 2**31), got {lowest}")
+    if len(array) and array[array.argmin()] < 0:
+        _check_virtual(array, virtual)
     return array
+
+
+def _check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
+    """Refuse negative ids that are not in `virtual`."""
+    for token in np.unique(tokens[tokens < 0]).tolist():
+        if token not in virtual:
+            raise TokenError(
+                f"token ids must be in [0, 2**31), got {token}, "
+                "which is no virtual token that is alive"
+            )
 
 
 def _convert(tokens: Tokens) -> NDArray[np.int32]:
@@ -60,13 +71,18 @@ def _convert(tokens: Tokens) -> NDArray[np.int32]:
             f"token ids must be integers in [0, 2**31), got {array.dtype} values"
         )
     for bound in (array.min(), array.max()):
-        if not 0 <= bound < 2**31:
+        # Negative ones are looked at later, for all spellings alike.
+        if not -(2**31) <= bound < 2**31:
             raise TokenError(f"token ids must be in [0, 2**31), got {bound}")
     return array.astype(_INT32)
 
 
-def as_sequence(tokens: Tokens) -> Tokens:
+def as_sequence(tokens: Tokens, virtual: Container[int] = ()) -> Tokens:
     """Return tokens that can be cut, without looking at each of them.
+
+    Args:
+        tokens: Token ids.
+        virtual: The negative ids that are allowed as well.
 
     Raises:
         TokenError: `tokens` are no flat sequence.
@@ -74,18 +90,21 @@ def as_sequence(tokens: Tokens) -> Tokens:
     # Only what is cut off must be converted: a long prompt is published in parts.
     if type(tokens) is list or (type(tokens) is np.ndarray and tokens.ndim == 1):
         return tokens
-    return as_tokens(tokens)
+    return as_tokens(tokens, virtual)
 
 
-def key_bytes(tokens: Tokens, start: int, stop: int) -> bytes:
+def key_bytes(
+    tokens: Tokens, start: int, stop: int, virtual: Container[int] = ()
+) -> bytes:
     """Encode ``tokens[start:stop]`` as the raw bytes of a key.
 
     Args:
         tokens: Integers in ``[0, 2**31)``.
         start: First token.
         stop: End of the tokens.
+        virtual: The negative ids that are allowed as well.
 
     Raises:
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
     """
-    return as_tokens(tokens[start:stop]).tobytes()
+    return as_tokens(tokens[start:stop], virtual).tobytes()

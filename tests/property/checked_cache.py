@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv.mem_cache import (
+    LRU,
     CacheBusyError,
     ChunkCache,
     KVCacheInfo,
@@ -19,12 +20,11 @@ from radixkv.mem_cache import (
     PrefixCache,
     RadixCache,
     RadixKVError,
-    RadixNode,
     RequestKV,
     TokenToKVPoolAllocator,
 )
 
-from .oracle import CacheOracle, ModelRequest, NoRoomError
+from .oracle import CacheOracle, ModelRequest, NoRoomError, PastEpoch
 from .worker import LabelWorker
 
 MAX_NUM_PAGES = 16
@@ -38,13 +38,6 @@ def free_order(allocator: TokenToKVPoolAllocator) -> list[int]:
     for taken in reversed(pages):
         allocator.free([taken])
     return pages
-
-
-class FILO:
-    """A policy of the user's own: first published, last evicted."""
-
-    def key(self, node: RadixNode) -> int:
-        return -node.created
 
 
 @dataclass(eq=False)
@@ -76,7 +69,7 @@ class CheckedCache:
         if policy == "none":
             self.cache: PrefixCache = ChunkCache(memory)
         else:
-            self.cache = RadixCache(memory, FILO() if policy == "filo" else policy)
+            self.cache = RadixCache(memory, LRU() if policy == "keyed lru" else policy)
         self.oracle = CacheOracle(num_pages, page_size, num_rows, policy)
         self.worker = LabelWorker(
             max_num_pages=max(num_pages, MAX_NUM_PAGES),
@@ -188,6 +181,13 @@ class CheckedCache:
 
         assert list(range(1, self.oracle.num_pages + 1)) == self.free_order()
 
+    def bump_epoch(self, namespace: Hashable) -> None:
+        before = self.sizes(), self.cache.stats(), self.free_order()
+        self.cache.bump_epoch(namespace)
+        self.oracle.bump_epoch(namespace)
+
+        assert before == (self.sizes(), self.cache.stats(), self.free_order())
+
     # What can be seen -------------------------------------------------------
 
     def sizes(self) -> tuple[int, ...]:
@@ -246,8 +246,16 @@ class CheckedCache:
         assert self.oracle.sizes() == (*parts, total)
 
     def check_cached(self) -> None:
-        """All of the oracle's pages match; the equal sizes exclude any other."""
+        """All of the oracle's pages match; the equal sizes exclude any other.
+
+        Stale pages match nobody, but are not free.
+        """
+        in_use = set(self.cache.memory.allocator.in_use().tolist())
+        for key, page in self.oracle.cached.items():
+            assert page.page in in_use or not isinstance(key[0], PastEpoch)
         for namespace, tokens in self.oracle.leaves():
+            if isinstance(namespace, PastEpoch):
+                continue
             assert len(tokens) == self.cache.match_prefix(tokens, namespace)
         for namespace, text in self.texts:
             expected = self.oracle.match(namespace, text)

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
 Key = tuple[Hashable, tuple[int, ...]]
 """A namespace, and all tokens up to the end of a page."""
+
+
+@dataclass(frozen=True)
+class PastEpoch:
+    """What a namespace becomes when its epoch ends: one that nobody asks for."""
+
+    namespace: Hashable
+    ended_at: int
 
 
 @dataclass(eq=False)
@@ -167,7 +177,7 @@ class CacheOracle:
         del request.pages[self.pages_for(new_len) :]
 
     def publish(self, request: ModelRequest, tokens: Sequence[int]) -> None:
-        if self.policy == "none":
+        if self.policy == "none" or isinstance(request.namespace, PastEpoch):
             return
         keys = self.keys_of(request.namespace, tokens[: request.committed_len])
         self.clock += 1
@@ -198,17 +208,36 @@ class CacheOracle:
 
     # The whole cache --------------------------------------------------------
 
-    def worth(self, key: Key) -> tuple[int, int, int]:
-        """What the policy orders by, then recency, then the deepest first."""
+    def worth(self, key: Key) -> tuple[Any, ...]:
+        """What the policy orders by, then recency, then the deepest first.
+
+        Stale pages go before: those that were evictable when their epoch ended, the
+        oldest epoch first, then those that requests released since.
+        """
         page = self.cached[key]
+        if isinstance(key[0], PastEpoch):
+            ended_at = key[0].ended_at
+            if page.released_at < ended_at:
+                return (0, ended_at, self.branches(key))
+            return (1, page.released_at, -len(key[1]))
         by_policy = {
             "lru": 0,
-            "lfu": page.num_hits,
-            "priority": page.priority,
+            "keyed lru": 0,
+            "mru": -page.released_at,
+            "fifo": page.created_at,
             "filo": -page.created_at,
+            "lfu": page.num_hits,
+            "slru": min(page.num_hits, 2) // 2,
+            "priority": page.priority,
             "none": 0,
         }
-        return (by_policy[self.policy], page.released_at, -len(key[1]))
+        return (2, by_policy[self.policy], page.released_at, -len(key[1]))
+
+    def branches(self, key: Key) -> list[float]:
+        """Orders a tree by its oldest branch, and every page behind what follows it."""
+        namespace, tokens = key
+        path = self.keys_of(namespace, tokens)
+        return [*(self.cached[page].created_at for page in path), inf]
 
     def next_victim(self) -> Key | None:
         leaves = [key for key in self.leaves() if not self.cached[key].num_locks]
@@ -224,6 +253,13 @@ class CacheOracle:
             del self.cached[victim]
             victims.append(victim)
         return victims
+
+    def eviction_order(self, num_pages: int) -> list[tuple[Key, int]]:
+        """Whom `evict` would take, each with its page; evicts nobody."""
+        before = dict(self.cached)
+        victims = self.evict(num_pages)
+        self.cached = before
+        return [(key, before[key].page) for key in victims]
 
     def resize(self, num_pages: int) -> int:
         """Returns the number of pages in the way; if it is not 0, nothing changed."""
@@ -245,3 +281,17 @@ class CacheOracle:
 
     def reset(self) -> None:
         self.cached.clear()
+
+    def bump_epoch(self, namespace: Hashable) -> None:
+        """What is cached and who runs now keep a namespace that nobody asks for."""
+        self.clock += 1
+        past = PastEpoch(namespace, self.clock)
+
+        def renamed(key: Key) -> Key:
+            return (past, key[1]) if key[0] == namespace else key
+
+        self.cached = {renamed(key): page for key, page in self.cached.items()}
+        for request in self.requests:
+            request.keys = [renamed(key) for key in request.keys]
+            if request.namespace == namespace:
+                request.namespace = past

@@ -164,11 +164,16 @@ class CacheMachine(RuleBasedStateMachine):
             checked.release(live)
 
     @rule(
-        how=st.sampled_from(["evict", "evict_if_needed", "drain", "resize", "reset"]),
+        how=st.sampled_from(
+            ["evict", "evict_if_needed", "drain", "resize", "reset", "bump"]
+        ),
         amount=amounts,
         num_pages=st.integers(1, MAX_NUM_PAGES),
+        namespace=namespaces,
     )
-    def reclaim(self, how: str, amount: int, num_pages: int) -> None:
+    def reclaim(
+        self, how: str, amount: int, num_pages: int, namespace: Hashable
+    ) -> None:
         """Do something with the whole cache."""
         checked = self.checked
         if how == "evict":
@@ -179,6 +184,8 @@ class CacheMachine(RuleBasedStateMachine):
             checked.drain()
         elif how == "resize":
             checked.resize(num_pages)
+        elif how == "bump":
+            checked.bump_epoch(namespace)
         else:
             checked.reset()
 

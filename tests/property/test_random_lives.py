@@ -37,6 +37,7 @@ class RandomLife:
             self.evict: 1,
             self.resize: 1,
             self.checked.reset: 1,
+            self.bump: 1,
         }
         choices, weights = list(operations), list(operations.values())
         self.random.choices(choices, weights)[0]()
@@ -138,6 +139,9 @@ class RandomLife:
     def resize(self) -> None:
         now = self.checked.oracle.num_pages
         self.checked.resize(min(16, max(1, now + self.random.randint(-3, 3))))
+
+    def bump(self) -> None:
+        self.checked.bump_epoch(self.random.choice([None, None, "tenant"]))
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "priority", "filo", "none"])
