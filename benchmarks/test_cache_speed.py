@@ -5,8 +5,6 @@ Fixed seeds, page size 16. Nothing here is asserted on time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -45,28 +43,6 @@ def run(cache: RadixCache, prompt: NDArray[np.int32], full: NDArray[np.int32]) -
     cache.cache_finished_req(request, full)
 
 
-def few_shot(shared: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
-    seed = 1
-    while True:
-        yield np.concatenate([shared, random_tokens(100, seed)])
-        seed += 1
-
-
-def test_few_shot_request_in_a_full_pool(benchmark: BenchmarkFixture) -> None:
-    """400 shared tokens, 60 own, 40 of output; every request evicts."""
-    cache = make_cache(500)
-    texts = few_shot(random_tokens(400, 0))
-    for _ in range(200):
-        text = next(texts)
-        run(cache, text[:460], text)
-
-    def setup() -> tuple[tuple[object, ...], dict[str, object]]:
-        text = next(texts)
-        return (cache, text[:460], text), {}
-
-    benchmark.pedantic(run, setup=setup, rounds=3000)
-
-
 def test_match_of_a_long_cached_prompt(benchmark: BenchmarkFixture) -> None:
     cache = make_cache(2000)
     prompt = random_tokens(14_000, 0)
@@ -87,13 +63,27 @@ def test_decode_step_of_256_requests(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(step, rounds=200)
 
 
-@pytest.mark.parametrize("num_leaves", [1_000, 10_000, 100_000])
-def test_eviction_among_many_leaves(
+@pytest.mark.parametrize("num_leaves", [1_000, 10_000, 100_000, 1_000_000])
+def test_request_among_many_leaves(
     benchmark: BenchmarkFixture, num_leaves: int
 ) -> None:
-    """One page is evicted, whatever the number of leaves that could go."""
+    """A request of one page evicts one, whatever the number of leaves."""
     cache = make_cache(num_leaves, max_context_len=64)
-    for seed in range(num_leaves):
-        cache.release(prefill(cache, random_tokens(17, seed)))
+    prompts = iter(leaves(num_leaves + 500))
+    for _ in range(num_leaves):
+        run_one_page(cache, next(prompts))
 
-    benchmark.pedantic(cache.evict, args=(PAGE_SIZE,), rounds=500)
+    benchmark.pedantic(
+        run_one_page, setup=lambda: ((cache, next(prompts)), {}), rounds=500
+    )
+
+
+def leaves(count: int) -> NDArray[np.int32]:
+    """Prompts of one page each, no two of which begin alike."""
+    tokens = np.zeros((count, PAGE_SIZE), np.int32)
+    tokens[:, 0] = np.arange(count)
+    return tokens
+
+
+def run_one_page(cache: RadixCache, prompt: NDArray[np.int32]) -> None:
+    cache.cache_finished_req(prefill(cache, prompt), prompt)

@@ -10,7 +10,12 @@ from sphinx.util import logging
 
 import radixkv
 
-ROOMS = ("radixkv.mem_cache", "radixkv.scheduling", "radixkv.kernels")
+ROOMS = (
+    "radixkv.mem_cache",
+    "radixkv.mem_cache.testing",
+    "radixkv.scheduling",
+    "radixkv.kernels",
+)
 
 project = "RadixKV"
 version = release = radixkv.__version__

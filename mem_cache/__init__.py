@@ -20,6 +20,7 @@ from .errors import (
     PageError,
     PagesInUseError,
     PolicyError,
+    QuotaError,
     RadixKVError,
     RequestStateError,
     TokenError,
@@ -35,6 +36,7 @@ from .eviction_policies import (
     EvictionPolicy,
     Priority,
 )
+from .hit_report import HitReport
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache
@@ -42,12 +44,14 @@ from .radix_cache import RadixCache
 from .radix_node import RadixNode
 from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
-from .stats import CacheStats
+from .stats import CacheStats, NamespaceStats
 from .victims import Victim
 
 if TYPE_CHECKING:
     from .kv_pool import KVPool
     from .page_table import PageTable
+    from .shared_counters import CounterValues, SharedCounters
+    from .tree_view import TreeView
 
 __all__ = [
     "FIFO",
@@ -62,14 +66,17 @@ __all__ = [
     "CacheStats",
     "ChunkCache",
     "ConfigError",
+    "CounterValues",
     "DoubleFreeError",
     "EvictionPolicy",
     "ForeignPageError",
+    "HitReport",
     "IntegrityError",
     "KVCacheInfo",
     "KVPool",
     "LengthError",
     "MemoryManager",
+    "NamespaceStats",
     "OutOfContentsError",
     "OutOfPagesError",
     "PageError",
@@ -78,21 +85,24 @@ __all__ = [
     "PolicyError",
     "PrefixCache",
     "Priority",
+    "QuotaError",
     "RadixCache",
     "RadixKVError",
     "RadixNode",
     "RequestKV",
     "RequestStateError",
     "RequestTable",
+    "SharedCounters",
     "TokenError",
     "TokenToKVPoolAllocator",
+    "TreeView",
     "Victim",
     "WrongThreadError",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import the worker side on first use, since it needs torch."""
+    """Import on first use what needs torch, rich, or another system than Windows."""
     if name == "KVPool":
         from .kv_pool import KVPool
 
@@ -101,4 +111,12 @@ def __getattr__(name: str) -> object:
         from .page_table import PageTable
 
         return PageTable
+    if name in ("CounterValues", "SharedCounters"):
+        from . import shared_counters
+
+        return getattr(shared_counters, name)
+    if name == "TreeView":
+        from .tree_view import TreeView
+
+        return TreeView
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -185,29 +185,33 @@ class TokenToKVPoolAllocator:
             PagesInUseError: A page above the new end is in use.
         """
         num_pages = as_size("num_pages", num_pages)
-        in_the_way = self.num_pages_in_use_above(num_pages)
-        if in_the_way:
-            raise PagesInUseError(num_pages, in_the_way)
+        in_use = self.in_use()
+        last_page = int(in_use[-1]) if len(in_use) else 0
+        if last_page > num_pages:
+            raise PagesInUseError(needed=last_page, available=num_pages)
         old = self.num_pages
         free = self._stack[: self.num_free_pages]
         # Pages that come in go below the others: they are handed out last.
         free = np.concatenate(
             [np.arange(num_pages, old, -1, dtype=np.int32), free[free <= num_pages]]
         )
-        in_use = self.in_use()
         self.num_pages = num_pages
         self.free_all()
         self.num_free_pages = len(free)
         self._stack[: len(free)] = free
         self._state[in_use] = in_use
 
-    def num_pages_in_use_above(self, last_page: int) -> int:
-        """Count the pages in use with ids above `last_page`."""
-        return int(np.count_nonzero(self._state[last_page + 1 :] > 0))
-
     def in_use(self) -> NDArray[np.int32]:
         """List the pages in use, int32, ascending. Costs O(pages)."""
         return np.flatnonzero(self._state > 0).astype(np.int32)
+
+    def is_in_use(self, page: int) -> bool:
+        """Tell whether `page` is handed out; a page above the end is not."""
+        return page <= self.num_pages and self._state_view[page] > 0
+
+    def free_pages(self) -> NDArray[np.int32]:
+        """List the free pages, int32, those to be handed out next last."""
+        return self._stack[: self.num_free_pages].copy()
 
     def fragmentation(self) -> float:
         """Tell the runs of neighbouring ids per thousand free pages.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from .request_kv import RequestKV
 from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens
 from .virtual_tokens import MAX_NUM_CONTENTS
 
+if TYPE_CHECKING:
+    from .shared_counters import SharedCounters
+
 
 class ChunkCache(PrefixCache):
     """A prefix cache that caches nothing: what a request computed goes with it.
@@ -23,20 +27,28 @@ class ChunkCache(PrefixCache):
     """
 
     def __init__(
-        self, memory: MemoryManager, *, max_num_contents: int = MAX_NUM_CONTENTS
+        self,
+        memory: MemoryManager,
+        *,
+        max_num_contents: int = MAX_NUM_CONTENTS,
+        debug: bool = False,
+        counters: SharedCounters | None = None,
     ) -> None:
         """Make a cache.
 
         Args:
             memory: The allocator and the request table; no other cache may use them.
             max_num_contents: Most contents that have a virtual token at a time.
+            debug: Check everything after each call, and add the last calls to the
+                report of a fault.
+            counters: Where other processes read the sizes.
 
         Raises:
-            ConfigError: `memory` belongs to another cache, or `max_num_contents` is
-                below 1.
+            ConfigError: `memory` belongs to another cache, `max_num_contents` is below
+                1, or `counters` can only be read.
         """
         empty = RadixTree(memory.page_size * TOKEN_BYTES, RecencyIndex())
-        super().__init__(memory, empty, max_num_contents)
+        super().__init__(memory, empty, max_num_contents, debug, counters)
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
         """Return 0: nothing is cached."""
@@ -44,9 +56,15 @@ class ChunkCache(PrefixCache):
         as_tokens(tokens, self._virtual)
         return 0
 
-    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+    def cache_unfinished_req(
+        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+    ) -> None:
         """Publish nothing; refuses what every prefix cache refuses."""
-        self._check_cover(request, as_sequence(tokens, self._virtual))
+        if self.watch is not None:
+            return self.watch.call(
+                self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
+            )
+        self._check_cover(request, as_sequence(tokens, self._virtual), prompt_len)
 
     def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
         pass

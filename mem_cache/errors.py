@@ -11,6 +11,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     │   ├── DoubleFreeError                   a page that nobody owns, or named twice
     │   └── ForeignPageError                  a page that this pool never hands out
     ├── OutOfPagesError (MemoryError)         not even eviction makes enough room
+    │   └── QuotaError                        not below the ceiling of a namespace
     ├── OutOfContentsError (MemoryError)      as many contents as allowed are in use
     ├── PagesInUseError (RuntimeError)        a shrink would cut off pages in use
     ├── RequestStateError (RuntimeError)      a released, foreign or repeated request
@@ -21,6 +22,8 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 
 class RadixKVError(Exception):
@@ -62,7 +65,7 @@ class OutOfPagesError(RadixKVError, MemoryError):
     Attributes:
         needed: Pages that the call needed.
         available: Free pages.
-        evictable: Pages that eviction could free.
+        evictable: Pages that eviction could free; not those that floors keep.
         protected: Pages in the tree that running requests need.
         held: Pages that running requests own outside the tree.
     """
@@ -112,24 +115,66 @@ class OutOfContentsError(RadixKVError, MemoryError):
         )
 
 
+class QuotaError(OutOfPagesError):
+    """An allocation would push a namespace above its ceiling, whatever it evicts.
+
+    Retract a request of that namespace, or wait until one finishes: the pages of others
+    are no help. All numbers count only what is the namespace's own.
+
+    Attributes:
+        namespace: Whose ceiling it is.
+        ceiling: Pages that the namespace may use.
+        needed: Pages that the call needed for it.
+        available: Pages that it could take without evicting any.
+        evictable: Its pages that eviction could free.
+        protected: Its pages in the tree that its running requests need.
+        held: Pages that its running requests own outside the tree.
+    """
+
+    def __init__(
+        self,
+        namespace: Hashable,
+        ceiling: int,
+        needed: int,
+        evictable: int,
+        protected: int,
+        held: int,
+    ) -> None:
+        """Keep the numbers, all in pages."""
+        available = max(0, ceiling - evictable - protected - held)
+        super().__init__(needed, available, evictable, protected, held)
+        self.args = (namespace, ceiling, needed, evictable, protected, held)
+        self.namespace = namespace
+        self.ceiling = ceiling
+
+    def __str__(self) -> str:
+        """Say what was needed, and what the namespace may use and does."""
+        return (
+            f"need {self.needed} pages for namespace {self.namespace!r}, which may use "
+            f"{self.ceiling}: it has {self.evictable} evictable ({self.protected} are "
+            f"protected, {self.held} held by running requests)"
+        )
+
+
 class PagesInUseError(RadixKVError, RuntimeError):
     """A shrink would cut off pages in use.
 
     Attributes:
-        num_pages_in_use: Pages above the new end that somebody owns.
+        needed: The least number of pages to which a shrink is possible now.
+        available: The number of pages that the call would leave.
     """
 
-    def __init__(self, num_pages: int, num_pages_in_use: int) -> None:
-        """Keep the count of pages in the way of a shrink to `num_pages`."""
-        super().__init__(num_pages, num_pages_in_use)
-        self.num_pages = num_pages
-        self.num_pages_in_use = num_pages_in_use
+    def __init__(self, needed: int, available: int) -> None:
+        """Keep the numbers, both in pages."""
+        super().__init__(needed, available)
+        self.needed = needed
+        self.available = available
 
     def __str__(self) -> str:
-        """Say how many pages are in the way."""
+        """Say how many pages are needed, and how many would be left."""
         return (
-            f"cannot shrink to {self.num_pages} pages: "
-            f"{self.num_pages_in_use} pages above that are in use"
+            f"cannot shrink to {self.available} pages: "
+            f"those in use need at least {self.needed}"
         )
 
 

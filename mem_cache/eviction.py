@@ -38,6 +38,10 @@ class EvictionIndex(Protocol):
         """Take note that the unprotected `node` lost its last child."""
         ...
 
+    def rerank(self, node: RadixNode) -> None:
+        """Put `node` where it belongs now, if it is there: its level has changed."""
+        ...
+
     def check(self) -> None:
         """Refuse to evict in an order that is not the policy's.
 
@@ -102,12 +106,19 @@ class RecencyIndex:
     def expose(self, node: RadixNode) -> None:
         """Do nothing: `node` is there already."""
 
+    def rerank(self, node: RadixNode) -> None:
+        """Do nothing: there are no levels."""
+
     def check(self) -> None:
         """Do nothing: recency cannot fail."""
 
     def first(self) -> RadixNode | None:
         """Return the least recently used leaf. O(1)."""
         return next(iter(self._order), None)
+
+    def rank(self, node: RadixNode) -> int:
+        """Return what a node is compared by, also with those of another index. O(1)."""
+        return node.last_use
 
     def order(self) -> Iterator[RadixNode]:
         """Iterate over the unprotected nodes: they were released in this order."""
@@ -134,6 +145,10 @@ class KeyedIndex:
     """Lowest key first, ties by recency; O(log leaves) an operation.
 
     It holds the unprotected leaves.
+
+    Attributes:
+        policy: What keys come from.
+        level: What goes before them, if anything does.
     """
 
     def __init__(
@@ -152,8 +167,8 @@ class KeyedIndex:
         # Pages of one node share one rank, so new pages must not join old ones, unless
         # only the last release counts: all pages of a leaf are released together.
         self.grows_leaves = level is None and type(policy) in (LRU, MRU)
-        self._policy = policy
-        self._level = level
+        self.policy = policy
+        self.level = level
         self._rank: dict[RadixNode, _Rank] = {}
         self._leaves = SortedKeyList(key=self._rank.__getitem__)
         # Leaves for which the policy failed. They are kept, since the failure comes in
@@ -211,6 +226,11 @@ class KeyedIndex:
         """Return the leaf with the lowest rank."""
         return next(iter(self), None)
 
+    def rank(self, node: RadixNode) -> _Rank:
+        """Return what a node is compared by, also with those of another index."""
+        rank = self._rank.get(node)
+        return self._rank_of(node) if rank is None else rank
+
     def order(self) -> Iterator[RadixNode]:
         """Iterate over all evictable nodes in the order in which they would go.
 
@@ -259,10 +279,10 @@ class KeyedIndex:
         return node.lock_ref == 0 and not node.children
 
     def _rank_of(self, node: RadixNode) -> _Rank:
-        key = self._policy.key(node)
+        key = self.policy.key(node)
         if key != key:
             raise ValueError(f"a key must equal itself, got {key!r}")
-        level = 0 if self._level is None else self._level(node)
+        level = 0 if self.level is None else self.level(node)
         return level, key, node.last_use
 
     def _forget_ranks(self, error: Exception) -> None:
@@ -273,7 +293,11 @@ class KeyedIndex:
         self._rank.clear()
 
     def _error(self, failure: Exception) -> PolicyError:
-        return PolicyError(f"{self._policy!r} failed: {failure!r}")
+        return PolicyError(f"{self.policy!r} failed: {failure!r}")
+
+
+RankedIndex: TypeAlias = RecencyIndex | KeyedIndex
+"""An index whose order is one of ranks, comparable with others of its kind."""
 
 
 class _Lesson:
@@ -296,16 +320,16 @@ class _Lesson:
             self._index.fail(error)
 
 
-def teach(policy: str | EvictionPolicy, index: EvictionIndex, tree: RadixTree) -> None:
-    """Tell a policy what happens in a tree, where it has a method for it.
+def teach(index: EvictionIndex, tree: RadixTree) -> None:
+    """Tell the policy of an index what happens in a tree, where it has a method for it.
 
     Args:
-        policy: See `EvictionPolicy`; a name is not told anything.
-        index: What `make_eviction_index` made for it; keeps its failures.
-        tree: What it is told of.
+        index: Keeps the failures of its policy.
+        tree: What the policy is told of.
     """
-    if isinstance(policy, str) or not isinstance(index, KeyedIndex):
+    if not isinstance(index, KeyedIndex):
         return
+    policy = index.policy
     used = getattr(policy, "used", None)
     if callable(used):
         tree.on_used.append(_Lesson(used, index))
@@ -332,7 +356,7 @@ def make_eviction_index(
     policy: str | EvictionPolicy,
     *,
     level: Callable[[RadixNode], int] | None = None,
-) -> EvictionIndex:
+) -> RankedIndex:
     """Return an empty index for a policy.
 
     Args:

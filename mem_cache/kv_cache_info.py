@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -22,20 +22,27 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
         payload = rows [num_reqs] | starts [num_reqs] | stops [num_reqs]
                 | page_starts [num_reqs] | page_indptr [num_reqs + 1]
                 | new_pages [num_new_pages] | forgotten_rows [...]
+                | copy_sources [num_copies] | copy_targets [num_copies]
 
     The messages of one cache are a log: a worker applies each of them once, in order.
     Within a message the forgotten rows come first, since a row may be used again at
     once.
 
+    Page copies come before any K and V of the step, all at a time: every source is read
+    as it was before the message, then every target is written, each once. A page may be
+    the source of some copies and the target of one.
+
     Attributes:
         num_reqs: Requests in this step.
         num_new_pages: Page ids that the workers have not seen yet.
         payload: The packed int32 numbers, in the byte order of the machine.
+        num_copies: Pages to copy before the step.
     """
 
     num_reqs: int
     num_new_pages: int
     payload: bytes
+    num_copies: int = 0
 
     @classmethod
     def pack(
@@ -66,9 +73,21 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
             payload += array("i", forgotten_rows).tobytes()
         return cls(len(rows), len(new_pages) // 4, payload)
 
+    def with_copies(self, copies: Mapping[int, int]) -> Self:
+        """Return this message, which has no copies, with page copies.
+
+        Args:
+            copies: Source page by target page.
+        """
+        payload = self.payload + array("i", [*copies.values(), *copies]).tobytes()
+        return type(self)(self.num_reqs, self.num_new_pages, payload, len(copies))
+
     @classmethod
     def merge(cls, infos: Sequence[Self]) -> Self:
         """Join the messages of one step, for example of its extend and its decode.
+
+        No message may copy a page that the step of one before it writes: all copies
+        come first.
 
         Args:
             infos: The messages, in the order in which they were made.
@@ -88,7 +107,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
         for info in infos:
             base = indptr[-1]
             indptr.extend(base + int(end) for end in info.page_indptr[1:])
-        return cls.pack(
+        merged = cls.pack(
             [int(x) for info in infos for x in info.rows],
             [int(x) for info in infos for x in info.starts],
             [int(x) for info in infos for x in info.stops],
@@ -97,6 +116,10 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
             b"".join(info.new_pages.tobytes() for info in infos),
             [int(x) for info in infos for x in info.forgotten_rows],
         )
+        copies: dict[int, int] = {}
+        for info in infos:
+            chain_copies(copies, info.copies)
+        return merged.with_copies(copies) if copies else merged
 
     def _part(self, start: int, count: int) -> NDArray[np.int32]:
         return np.frombuffer(self.payload, np.int32, count, 4 * start)
@@ -135,4 +158,38 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
     def forgotten_rows(self) -> NDArray[np.int32]:
         """Rows to zero before anything else, int32."""
         head = 5 * self.num_reqs + 1 + self.num_new_pages
-        return self._part(head, len(self.payload) // 4 - head)
+        return self._part(head, len(self.payload) // 4 - head - 2 * self.num_copies)
+
+    @property
+    def copy_sources(self) -> NDArray[np.int32]:
+        """Page to read of each copy, int32 `[num_copies]`."""
+        end = len(self.payload) // 4
+        return self._part(end - 2 * self.num_copies, self.num_copies)
+
+    @property
+    def copy_targets(self) -> NDArray[np.int32]:
+        """Page to write of each copy, all different, int32 `[num_copies]`."""
+        end = len(self.payload) // 4
+        return self._part(end - self.num_copies, self.num_copies)
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """Source page by target page."""
+        pairs = zip(self.copy_targets.tolist(), self.copy_sources.tolist(), strict=True)
+        return dict(pairs)
+
+
+def chain_copies(first: dict[int, int], then: Mapping[int, int]) -> None:
+    """Add page copies that come after others, so that one reading serves both.
+
+    Args:
+        first: Source page by target page; changed in place.
+        then: The copies that come after, all at a time: a source that `first` writes
+            stands for what is written there.
+    """
+    origins = [first.get(source, source) for source in then.values()]
+    for target, origin in zip(then, origins, strict=True):
+        if origin == target:  # it is back where it came from
+            first.pop(target, None)
+        else:
+            first[target] = origin

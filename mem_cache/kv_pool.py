@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from radixkv.kernels import store_kv
+from radixkv.kernels import copy_pages, store_kv
 
-from .errors import ConfigError
+from .errors import ConfigError, ForeignPageError
 from .sizes import as_size
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -102,6 +105,33 @@ class KVPool:
             ConfigError: There is no such layer.
         """
         store_kv(k, v, self.k_buffer(layer), self.v_buffer(layer), slots)
+
+    def copy_pages(
+        self,
+        sources: NDArray[np.integer[Any]] | Sequence[int],
+        targets: NDArray[np.integer[Any]] | Sequence[int],
+    ) -> None:
+        """Copy pages to others in all layers, all at a time.
+
+        Apply the copies of a `KVCacheInfo` so before its step, and before a `resize`
+        that cuts pages off.
+
+        Args:
+            sources: Page to read of each copy, integers `[num_copies]`.
+            targets: Page to write of each copy, all different, integers `[num_copies]`.
+
+        Raises:
+            ForeignPageError: The pool has no such page.
+        """
+        pages = torch.tensor(np.array([sources, targets], np.int32))
+        if pages.numel() == 0:
+            return
+        lowest, highest = int(pages.min()), int(pages.max())
+        if lowest < 1 or highest > self.num_pages:
+            raise ForeignPageError(
+                f"page ids must be in 1..{self.num_pages}, got {lowest}..{highest}"
+            )
+        copy_pages([*self._k, *self._v], *pages, page_size=self.page_size)
 
     @property
     def page_bytes(self) -> int:

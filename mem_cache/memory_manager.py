@@ -1,4 +1,4 @@
-"""The memory manager: allocator and request table of one process."""
+"""The memory manager: allocator, request table and pool of one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .allocator import TokenToKVPoolAllocator
 from .errors import ConfigError
+from .page_copies import PageCopies
 from .request_table import RequestTable
 from .sizes import as_size, num_pages_for
 
@@ -18,11 +19,13 @@ class MemoryManager:
 
     The allocator is the only holder of the state of pages; the methods here delegate to
     it. On the engine side there is no pool. Where the process has one, a resize keeps
-    it in step.
+    it in step; it is then the only pool that the cache is for, as workers elsewhere
+    would not be told of the pages that moved.
 
     Attributes:
         allocator: Which pages are free, and the page size.
         request_table: Which pages each running request uses.
+        page_copies: Which pages must be copied before the next step.
         kv_pool: The K and V buffers, if this process has them.
         max_context_len: Longest sequence of a request, in tokens.
     """
@@ -52,6 +55,7 @@ class MemoryManager:
         self.max_context_len = as_size("max_context_len", max_context_len)
         columns = num_pages_for(self.max_context_len, self.page_size)
         self.request_table = RequestTable(max_num_requests, columns)
+        self.page_copies = PageCopies(self.allocator)
         if kv_pool is not None:
             sizes = (kv_pool.num_pages, kv_pool.page_size)
             if sizes != (self.num_pages, self.page_size):
@@ -91,14 +95,21 @@ class MemoryManager:
     def resize(self, num_pages: int) -> None:
         """Change the number of usable pages of the allocator, and of a pool.
 
+        A pool makes the pending page copies before it is cut, so its steps so far must
+        be done.
+
         Raises:
             ConfigError: `num_pages` is out of range.
             PagesInUseError: A page above the new end is in use.
         """
         num_pages = as_size("num_pages", num_pages)
+        pool = self.kv_pool
         # At no time may the allocator hand out pages that the pool does not have.
-        if self.kv_pool is not None and num_pages > self.num_pages:
-            self.kv_pool.resize(num_pages)
+        if pool is not None and num_pages > self.num_pages:
+            pool.resize(num_pages)
         self.allocator.resize(num_pages)
-        if self.kv_pool is not None and num_pages < self.kv_pool.num_pages:
-            self.kv_pool.resize(num_pages)
+        if pool is not None and num_pages < pool.num_pages:
+            copies = self.page_copies.take()
+            if copies:
+                pool.copy_pages(list(copies.values()), list(copies))
+            pool.resize(num_pages)

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .call_watch import CallWatch
+from .debug_log import DebugLog
 from .errors import (
     CacheBusyError,
     ConfigError,
@@ -19,12 +22,19 @@ from .errors import (
     RequestStateError,
     WrongThreadError,
 )
+from .explainer import Explainer
+from .hit_counters import HitCounters
 from .integrity import check_cache
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
+from .output_marks import OutputMarks
+from .page_moves import move_pages_below
+from .partial_pages import PartialPages
+from .quotas import Quotas
 from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
+from .retention import Retention
 from .running_requests import RunningRequests
 from .sizes import as_integer, as_length, as_size, num_pages_for
 from .stale_first import end_epoch
@@ -32,6 +42,9 @@ from .stats import CacheStats
 from .tokens import Tokens, as_tokens
 from .victims import Victim, list_victims
 from .virtual_tokens import MAX_NUM_CONTENTS, VirtualTokens
+
+if TYPE_CHECKING:
+    from .shared_counters import SharedCounters
 
 
 class PrefixCache(ABC):
@@ -45,6 +58,7 @@ class PrefixCache(ABC):
 
     Attributes:
         memory: The allocator and the request table that it manages, alone.
+        watch: Sees every call that may change the cache; ``None`` if nobody looks.
     """
 
     def __init__(
@@ -52,28 +66,40 @@ class PrefixCache(ABC):
         memory: MemoryManager,
         tree: RadixTree,
         max_num_contents: int = MAX_NUM_CONTENTS,
+        debug: bool = False,
+        counters: SharedCounters | None = None,
     ) -> None:
         """Take charge of `memory`, which no other cache may use.
 
         Raises:
-            ConfigError: `memory` belongs to another cache, or `max_num_contents` is
-                below 1.
+            ConfigError: `memory` belongs to another cache, `max_num_contents` is below
+                1, or `counters` can only be read.
         """
         self._virtual = VirtualTokens(tree, max_num_contents)
-        memory.attach()
         self.memory = memory
         self._allocator = memory.allocator
+        self._copies = memory.page_copies
+        self._partial_pages: PartialPages | None = None
         self._running = RunningRequests(
             memory.allocator, memory.request_table, memory.max_context_len
         )
         self._tree = tree
+        self._quotas: Quotas | None = None
+        self._retention: Retention | None = None
+        self._output_marks: OutputMarks | None = None
         self._owner: int | None = None
-        self._num_admitted_requests = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
+        self._hits = HitCounters()
+        self._explainer: Explainer | None = None
         self._num_published_pages = 0
         self._num_duplicate_pages = 0
         self._num_evicted_pages = 0
+        self.watch: CallWatch | None = None
+        if debug or counters is not None:
+            log = DebugLog(self, tree, self._running) if debug else None
+            self.watch = CallWatch(self, log, counters)
+        memory.attach()
+        if self.watch is not None:
+            self.watch.write_counters()
 
     # Sizes ------------------------------------------------------------------
 
@@ -106,6 +132,22 @@ class PrefixCache(ABC):
     def held_size(self) -> int:
         """In pages that running requests own outside the tree, in tokens."""
         return self._running.num_held_pages * self.page_size
+
+    def max_request_size(self, namespace: Hashable = None) -> int:
+        """Tell how long a request can become when no other runs, in tokens.
+
+        That is the least of `max_context_len`, the ceiling of its namespace, and the
+        capacity without the floors of others.
+
+        Args:
+            namespace: Any hashable.
+
+        Complexity: O(namespaces with a quota).
+        """
+        size = self.total_size
+        if self._quotas is not None:
+            size = self._quotas.max_num_pages(namespace) * self.page_size
+        return min(size, self.memory.max_context_len)
 
     # A request's life -------------------------------------------------------
 
@@ -149,11 +191,18 @@ class PrefixCache(ABC):
             ConfigError: `content_digest` is not bytes, or too short or too long.
             OutOfContentsError: As many contents as are allowed are in use.
         """
+        if self.watch is not None:
+            return self.watch.call(self.intern, content_digest)
         self._check_thread()
         return self._virtual.intern(content_digest)
 
     def admit(
-        self, tokens: Tokens, *, namespace: Hashable = None, priority: int = 0
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Hashable = None,
+        priority: int = 0,
+        computed_len: int = 0,
     ) -> RequestKV | None:
         """Start a request: a row, and a lock on its cached prefix.
 
@@ -165,16 +214,29 @@ class PrefixCache(ABC):
             namespace: Any hashable; equal namespaces share, others share nothing. To
                 Python, 1, 1.0 and True are equal.
             priority: Raises the priority of the path that the request publishes.
+            computed_len: How many of the tokens the request had computed before it was
+                retracted. In the statistics they are apart: computing them again is no
+                miss, and finding them is no hit.
 
         Returns:
-            The request's handle; all three lengths equal the hit. ``None`` if all rows
-            are taken; then nothing has changed.
+            The request's handle; all three lengths equal the hit, or two of them are
+            beyond it by what is reused of a page (see `RadixCache`). ``None`` if all
+            rows are taken; then nothing has changed.
 
         Raises:
             TokenError: `tokens` are no token ids.
-            LengthError: No tokens, or more than `max_context_len`.
+            LengthError: No tokens, or more than `max_context_len`; or `computed_len` is
+                negative, or more than there are tokens.
             ConfigError: `namespace` is not hashable, or `priority` no integer.
         """
+        if self.watch is not None:
+            return self.watch.call(
+                self.admit,
+                tokens,
+                namespace=namespace,
+                priority=priority,
+                computed_len=computed_len,
+            )
         if get_ident() != self._owner:
             self._check_thread()
         array = as_tokens(tokens, self._virtual)
@@ -188,6 +250,8 @@ class PrefixCache(ABC):
             check_hashable("namespace", namespace)
         if type(priority) is not int:
             priority = as_integer("priority", priority)
+        if computed_len != 0:
+            computed_len = _as_computed_len(computed_len, num_tokens)
         request = self._running.open(namespace, priority)
         if request is None:
             return None
@@ -198,11 +262,14 @@ class PrefixCache(ABC):
             raise
         if self._virtual.last_token:
             self._virtual.begin(request, array)
+        if self._partial_pages is not None:
+            self._partial_pages.extend_hit(request, array, self.page_size)
         if self._owner is None:
             self._owner = get_ident()
-        self._num_admitted_requests += 1
-        self._num_prompt_tokens += num_tokens
-        self._num_cached_tokens += request.protected_len
+        request.computed_len = computed_len
+        self._hits.pending[request] = (num_tokens, request.committed_len)
+        if self._explainer is not None:
+            self._explainer.begin(request, array)
         return request
 
     def alloc_for_extend(
@@ -223,9 +290,12 @@ class PrefixCache(ABC):
 
         Raises:
             OutOfPagesError: Not even eviction makes enough room.
+            QuotaError: A namespace would pass its ceiling, whatever it evicts.
             LengthError: A length does not go forward, or passes `max_context_len`.
             RequestStateError: A request is released, foreign, or named twice.
         """
+        if self.watch is not None:
+            return self.watch.call(self.alloc_for_extend, requests, new_lens)
         try:
             lens = list(new_lens)
         except TypeError as error:
@@ -249,14 +319,32 @@ class PrefixCache(ABC):
 
         Raises:
             OutOfPagesError: Not even eviction makes enough room.
+            QuotaError: A namespace would pass its ceiling, whatever it evicts.
             ConfigError: `num_tokens` is below 1.
             LengthError: A length passes `max_context_len`.
             RequestStateError: A request is released, foreign, or named twice.
         """
+        if self.watch is not None:
+            return self.watch.call(self.alloc_for_decode, requests, num_tokens)
         num_tokens = as_size("num_tokens", num_tokens)
         requests = self._as_batch(requests)
         lens = [request.committed_len + num_tokens for request in requests]
         return self._alloc(requests, lens)
+
+    def recall(self, info: KVCacheInfo) -> None:
+        """Take note that a message reached no worker: the next one tells the rest.
+
+        That is the rows to forget and the pages to copy, which others rely on. What it
+        said of its own requests is lost, so they must be released.
+
+        Args:
+            info: The last message; of several, the newest must be recalled first.
+        """
+        if self.watch is not None:
+            return self.watch.call(self.recall, info)
+        self._check_thread()
+        self._running.forget_rows(info.forgotten_rows.tolist())
+        self._copies.recall(info)
 
     def commit(self, request: RequestKV, new_len: int) -> None:
         """Take note that the positions below `new_len` have K and V now.
@@ -265,6 +353,8 @@ class PrefixCache(ABC):
             LengthError: `new_len` goes backwards, or beyond `allocated_len`.
             RequestStateError: The request is released or foreign.
         """
+        if self.watch is not None and self.watch.log is not None:
+            return self.watch.call(self.commit, request, new_len)
         self._check(request)
         if type(new_len) is not int:  # saves a call a request in each step
             new_len = as_length("new_len", new_len)
@@ -282,6 +372,8 @@ class PrefixCache(ABC):
             LengthError: `new_len` is below `protected_len` or above `allocated_len`.
             RequestStateError: The request is released or foreign.
         """
+        if self.watch is not None:
+            return self.watch.call(self.truncate, request, new_len)
         self._check(request)
         new_len = as_length("new_len", new_len)
         if not request.protected_len <= new_len <= request.allocated_len:
@@ -292,7 +384,9 @@ class PrefixCache(ABC):
         self._running.drop_tail(request, new_len)
 
     @abstractmethod
-    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+    def cache_unfinished_req(
+        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+    ) -> None:
         """Publish the full pages that are computed; the request runs on.
 
         Where another request published the same tokens first, this one's copies are
@@ -302,14 +396,18 @@ class PrefixCache(ABC):
             request: A running request.
             tokens: All its final token ids; at least `committed_len` of them. Drafts
                 must not be among the first `committed_len`.
+            prompt_len: Tokens of the prompt; the rest is output. ``None`` if all is
+                prompt. It matters where outputs go first.
 
         Raises:
-            LengthError: `tokens` do not cover `committed_len`.
+            LengthError: `tokens` do not cover `committed_len` or `prompt_len`.
             TokenError: `tokens` are no token ids.
             RequestStateError: The request is released or foreign.
         """
 
-    def cache_finished_req(self, request: RequestKV, tokens: Tokens) -> None:
+    def cache_finished_req(
+        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+    ) -> None:
         """Publish the full pages that are computed, and give everything else back.
 
         The newest sampled token has no K and V yet: with n prompt and k output tokens,
@@ -318,13 +416,18 @@ class PrefixCache(ABC):
         Args:
             request: A running request; it is released.
             tokens: See `cache_unfinished_req`.
+            prompt_len: See `cache_unfinished_req`.
 
         Raises:
-            LengthError: `tokens` do not cover `committed_len`.
+            LengthError: `tokens` do not cover `committed_len` or `prompt_len`.
             TokenError: `tokens` are no token ids.
             RequestStateError: The request is released or foreign.
         """
-        self.cache_unfinished_req(request, tokens)
+        if self.watch is not None:
+            return self.watch.call(
+                self.cache_finished_req, request, tokens, prompt_len=prompt_len
+            )
+        self.cache_unfinished_req(request, tokens, prompt_len=prompt_len)
         self._close(request)
 
     def release(self, request: RequestKV) -> None:
@@ -333,6 +436,8 @@ class PrefixCache(ABC):
         Raises:
             RequestStateError: The request is released or foreign.
         """
+        if self.watch is not None:
+            return self.watch.call(self.release, request)
         self._check(request)
         if self._virtual.users:
             self._virtual.claim_again(request)
@@ -371,11 +476,13 @@ class PrefixCache(ABC):
 
         Returns:
             Tokens evicted, in whole pages; 0 if enough is free. Fewer than the
-            shortfall if fewer are evictable.
+            shortfall if fewer are evictable, or floors keep them.
 
         Raises:
             LengthError: `num_tokens` is negative.
         """
+        if self.watch is not None:
+            return self.watch.call(self.evict_if_needed, num_tokens)
         num_pages = self._num_pages(num_tokens)
         return self._evict(num_pages - self._allocator.num_free_pages)
 
@@ -383,11 +490,14 @@ class PrefixCache(ABC):
         """Evict `num_tokens` tokens, whatever is free.
 
         Returns:
-            Tokens evicted, in whole pages; fewer if fewer are evictable.
+            Tokens evicted, in whole pages; fewer if fewer are evictable, or floors keep
+            them.
 
         Raises:
             LengthError: `num_tokens` is negative.
         """
+        if self.watch is not None:
+            return self.watch.call(self.evict, num_tokens)
         return self._evict(self._num_pages(num_tokens))
 
     def eviction_order(self, num_pages: int) -> list[Victim]:
@@ -418,12 +528,16 @@ class PrefixCache(ABC):
         Raises:
             CacheBusyError: Requests are running.
         """
+        if self.watch is not None:
+            return self.watch.call(self.reset)
         self._check_thread()
         if len(self._running):
             raise CacheBusyError(
                 f"reset needs a cache without requests, got {len(self._running)}"
             )
         self._tree.clear()
+        if self._explainer is not None:
+            self._explainer.clear()
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
@@ -442,31 +556,61 @@ class PrefixCache(ABC):
 
         Complexity: O(1), whatever is cached.
         """
+        if self.watch is not None:
+            return self.watch.call(self.bump_epoch, namespace)
         self._check_thread()
         check_hashable("namespace", namespace)
         end_epoch(self._tree, namespace)
+        if self._explainer is not None:
+            self._explainer.end_epoch(namespace)
+        if self._quotas is not None:
+            self._quotas.begin_epoch(namespace)
+        if self._retention is not None:
+            self._retention.end_epoch()
 
     def resize(self, num_pages: int) -> None:
-        """Change the capacity; every page in use keeps its id.
+        """Change the capacity while requests run.
 
-        A shrink evicts what is cached above the new end.
+        A growth keeps every page where it is. A shrink evicts as many pages as must go,
+        and moves those in use above the new end to free ones below it: slots change,
+        and the next message tells the workers what to copy. `alloc_for_extend` of an
+        empty batch gives a message at once.
+
+        A worker elsewhere resizes its own pool: before the engine grows, and after it
+        applied the first message that was made after a shrink. Slots that were read
+        before a shrink are void; messages that were made before it are not.
 
         Args:
             num_pages: The new number of usable pages, at least 1.
 
         Raises:
-            ConfigError: `num_pages` is out of range.
-            PagesInUseError: Running requests need pages above the new end.
+            ConfigError: `num_pages` is out of range, or below the floors together.
+            PagesInUseError: Running requests, and the floors, need more pages.
+            PolicyError: The eviction policy failed.
+
+        Complexity: O(pages + nodes).
         """
+        if self.watch is not None:
+            return self.watch.call(self.resize, num_pages)
         self._check_thread()
         num_pages = as_size("num_pages", num_pages)
-        above = self._allocator.num_pages_in_use_above(num_pages)
-        if above:
-            needed = above - self._tree.num_evictable_pages_above(num_pages)
-            if needed:
-                raise PagesInUseError(num_pages, needed)
-            self._take_back(self._tree.evict_above(num_pages))
+        needed = self._tree.num_protected_pages + self._running.num_held_pages
+        evictable = self._tree.num_evictable_pages
+        if self._quotas is not None:
+            self._quotas.check_capacity(num_pages)
+            needed += evictable - self._quotas.num_reachable_pages
+            evictable = self._quotas.num_reachable_pages
+        if needed > num_pages:
+            raise PagesInUseError(needed=needed, available=num_pages)
+        excess = needed + evictable - num_pages
+        if excess > 0:
+            self._take_back(self._drop(excess, "resize"))
+        move_pages_below(num_pages, self.memory, self._tree, self._running)
         self.memory.resize(num_pages)
+        if self._retention is not None:
+            self._retention.settle()
+        if self._explainer is not None:
+            self._explainer.resize(num_pages)
 
     def check_integrity(self) -> None:
         """Recount everything from the structures. Costs O(pages + nodes).
@@ -475,12 +619,21 @@ class PrefixCache(ABC):
             IntegrityError: The law is broken; the message says which quantity is off
                 by how many pages, and which pages have two owners or none.
         """
+        if self.watch is not None:
+            return self.watch.call(self.check_integrity)
         check_cache(self.memory, self._tree, self._running)
         self._virtual.check_integrity()
+        if self._retention is not None:
+            self._retention.check_integrity()
+        if self._output_marks is not None:
+            self._output_marks.check_integrity(self._tree)
+        if self._quotas is not None:
+            self._quotas.check_integrity()
 
     def stats(self) -> CacheStats:
         """Return the sizes and counters. Costs O(free pages)."""
         page_size = self.page_size
+        hits = self._hits
         return CacheStats(
             total_size=self.total_size,
             available_size=self.available_size,
@@ -489,9 +642,19 @@ class PrefixCache(ABC):
             held_size=self.held_size,
             num_requests=len(self._running),
             num_contents=len(self._virtual),
-            num_admitted_requests=self._num_admitted_requests,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached_tokens=self._num_cached_tokens,
+            num_admitted_requests=hits.num_admitted_requests,
+            num_resumed_requests=hits.num_resumed_requests,
+            num_prompt_tokens=hits.num_prompt_tokens,
+            num_cached_tokens=hits.num_cached_tokens,
+            num_missed_evicted_tokens=hits.num_missed_evicted_tokens,
+            num_missed_quota_tokens=hits.num_missed_quota_tokens,
+            num_missed_unpublished_tokens=hits.num_missed_unpublished_tokens,
+            num_missed_other_epoch_tokens=hits.num_missed_other_epoch_tokens,
+            num_missed_other_namespace_tokens=hits.num_missed_other_namespace_tokens,
+            num_missed_cold_tokens=hits.num_missed_cold_tokens,
+            num_missed_unaligned_tokens=hits.num_missed_unaligned_tokens,
+            num_resumed_cached_tokens=hits.num_resumed_cached_tokens,
+            num_recomputed_tokens=hits.num_recomputed_tokens,
             num_published_tokens=self._num_published_pages * page_size,
             num_duplicate_tokens=self._num_duplicate_pages * page_size,
             num_evicted_tokens=self._num_evicted_pages * page_size,
@@ -524,8 +687,19 @@ class PrefixCache(ABC):
     def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
         needed = self._running.count_new_pages(requests, lens)
         num_pages = sum(needed)
+        if self._quotas is not None and num_pages:
+            self._take_back(self._quotas.make_room(requests, needed))
         pages = self._take(num_pages) if num_pages else b""
-        return self._running.hand_out(requests, lens, needed, pages)
+        info = self._running.hand_out(requests, lens, needed, pages)
+        if self._hits.pending:
+            self._hits.book()
+        return self._copies.send_with(info, pages) if self._copies.pending else info
+
+    def _take_page(self, request: RequestKV) -> bytes:
+        """Take one page for a request, as `_alloc` would."""
+        if self._quotas is not None:
+            self._take_back(self._quotas.make_room([request], [1]))
+        return self._take(1)
 
     def _take(self, num_pages: int) -> bytes:
         """Take pages for requests; evicts exactly the shortfall, or refuses."""
@@ -555,7 +729,14 @@ class PrefixCache(ABC):
         self._check_thread()
         if num_pages <= 0:
             return 0
-        return self._take_back(self._tree.evict(num_pages)) * self.page_size
+        return self._take_back(self._drop(num_pages, "manual")) * self.page_size
+
+    def _drop(self, num_pages: int, cause: str) -> bytes:
+        """Evict for nobody in particular; returns the page ids."""
+        with self._tree.because(cause):
+            if self._quotas is not None:
+                return self._quotas.evict(num_pages)
+            return self._tree.evict(num_pages)
 
     def _take_back(self, evicted: bytes) -> int:
         """Free pages that the tree gave up; how many."""
@@ -565,6 +746,9 @@ class PrefixCache(ABC):
         return num_pages
 
     def _close(self, request: RequestKV) -> None:
+        self._hits.pending.pop(request, None)
+        if request.awaited and self._explainer is not None:
+            self._explainer.end(request)
         self._running.close(request)
         self._unlock(request)
         if self._virtual.users:
@@ -577,12 +761,20 @@ class PrefixCache(ABC):
         if type(request) is not RequestKV or request.owner is not self._running:
             self._running.check(request)
 
-    def _check_cover(self, request: RequestKV, tokens: Tokens) -> None:
+    def _check_cover(
+        self, request: RequestKV, tokens: Tokens, prompt_len: int | None
+    ) -> None:
         self._check(request)
         if len(tokens) < request.committed_len:
             raise LengthError(
                 f"tokens must cover {request.committed_len} computed positions, "
                 f"got {len(tokens)}"
+            )
+        if prompt_len is not None and not (
+            0 <= as_length("prompt_len", prompt_len) <= len(tokens)
+        ):
+            raise LengthError(
+                f"prompt_len must be in 0..{len(tokens)}, got {prompt_len}"
             )
 
     def _check_thread(self) -> None:
@@ -602,6 +794,15 @@ class PrefixCache(ABC):
         if num_tokens < 0:
             raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
         return num_pages_for(num_tokens, self.page_size)
+
+
+def _as_computed_len(computed_len: int, num_tokens: int) -> int:
+    computed_len = as_length("computed_len", computed_len)
+    if not 0 <= computed_len <= num_tokens:
+        raise LengthError(
+            f"computed_len must be in 0..{num_tokens}, got {computed_len}"
+        )
+    return computed_len
 
 
 def check_hashable(name: str, value: Hashable) -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from threading import get_ident
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .eviction import make_eviction_index, teach
 from .eviction_policies import EvictionPolicy
+from .explainer import Explainer
 from .memory_manager import MemoryManager
+from .output_marks import OutputMarks
+from .partial_pages import PartialPageIndex, PartialPages
 from .prefix_cache import PrefixCache, check_hashable
-from .radix_node import PAGE_ID_BYTES
+from .quota import Quota, requests_of
+from .quotas import Quotas
+from .radix_node import PAGE_ID_BYTES, NamespaceCounters
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
+from .retention import Retention
+from .sizes import as_size
+from .stats import NamespaceStats
+from .steady_clock import SteadyClock
 from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens, key_bytes
 from .virtual_tokens import MAX_NUM_CONTENTS
+
+if TYPE_CHECKING:
+    from .shared_counters import SharedCounters
 
 
 class RadixCache(PrefixCache):
@@ -39,7 +53,14 @@ class RadixCache(PrefixCache):
         memory: MemoryManager,
         policy: str | EvictionPolicy = "lru",
         *,
+        retention_share: float = 0.25,
+        clock: Callable[[], float] | None = None,
+        outputs_first: bool = False,
+        partial_pages: bool = False,
         max_num_contents: int = MAX_NUM_CONTENTS,
+        explain: bool = True,
+        debug: bool = False,
+        counters: SharedCounters | None = None,
     ) -> None:
         """Make an empty cache.
 
@@ -47,16 +68,50 @@ class RadixCache(PrefixCache):
             memory: The allocator and the request table; no other cache may use them.
             policy: Who is evicted first: ``"lru"``, ``"lfu"``, ``"fifo"``, ``"mru"``,
                 ``"filo"``, ``"slru"``, ``"priority"``, or an object of your own.
+            retention_share: Share of all pages that `retain` may grant at a time, in
+                ``[0, 1]``; whole pages, rounded down.
+            clock: Returns seconds, for what is retained for a time. It is asked when
+                something is admitted, evicted or retained; where it fails or goes
+                backwards, time stands still.
+            outputs_first: Evict what requests generated before what they were asked;
+                see `cache_finished_req`. Leaves do not grow in place then.
+            partial_pages: Reuse the start of a page that does not match as a whole: it
+                is copied to a page of the request's own, with the next message. An
+                admission takes that page, and evicts one if none is free.
             max_num_contents: Most contents that have a virtual token at a time.
+            explain: Give each request a `HitReport`, and count misses by reason.
+            debug: Check everything after each call, and add the last calls to the
+                report of a fault.
+            counters: Where other processes read the sizes.
 
         Raises:
-            ConfigError: The policy is unknown, `max_num_contents` is below 1, or
-                `memory` belongs to another cache.
+            ConfigError: The policy is unknown, `retention_share` is out of range,
+                `clock` cannot be called, `max_num_contents` is below 1, `counters` can
+                only be read, or `memory` belongs to another cache.
         """
-        index = make_eviction_index(policy)
+        marks = OutputMarks() if outputs_first else None
+        index = make_eviction_index(policy, level=marks.level if marks else None)
         tree = RadixTree(memory.page_size * TOKEN_BYTES, index)
-        teach(policy, index, tree)
-        super().__init__(memory, tree, max_num_contents)
+        teach(index, tree)
+        retention = Retention(
+            tree, memory.allocator, retention_share, SteadyClock(clock)
+        )
+        super().__init__(memory, tree, max_num_contents, debug, counters)
+        self._retention = retention
+        if marks is not None:
+            marks.listen(tree)
+            self._output_marks = marks
+        if explain:
+            name = policy if isinstance(policy, str) else type(policy).__name__
+            page_bytes = memory.page_size * TOKEN_BYTES
+            self._explainer = Explainer(tree, page_bytes, memory.num_pages, name)
+        if partial_pages:
+            self._partial_pages = PartialPages(
+                PartialPageIndex(tree, memory.page_size * TOKEN_BYTES),
+                self._running,
+                memory.page_copies,
+                self._take_page,
+            )
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
         """Tell how many leading tokens are cached; see `PrefixCache`.
@@ -68,32 +123,213 @@ class RadixCache(PrefixCache):
         whole = len(array) // self.page_size * self.page_size
         return self._tree.match(namespace, array[:whole].tobytes()) // TOKEN_BYTES
 
-    def cache_unfinished_req(self, request: RequestKV, tokens: Tokens) -> None:
+    def cache_unfinished_req(
+        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+    ) -> None:
         """Publish the full pages that are computed; see `PrefixCache`.
 
         Complexity: O(new tokens); the walk begins at the request's locked node.
         """
+        if self.watch is not None:
+            return self.watch.call(
+                self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
+            )
         tokens = as_sequence(tokens, self._virtual)
-        self._check_cover(request, tokens)
+        self._check_cover(request, tokens, prompt_len)
         page_size = self._allocator.page_size
         start = request.protected_len
         stop = request.committed_len // page_size * page_size
         if stop == start:
             return
+        raw = key_bytes(tokens, start, stop, self._virtual)
+        assert request.node is not None  # `_acquire` set it
+        if request.node.root.is_stale:
+            return  # its epoch is over: it publishes nothing
+        marks = self._output_marks
+        if marks is None:
+            self._publish(request, raw, stop)
+            return
+        # [start, prompt_stop)       prompt, up to the end of its last page
+        # [prompt_stop, stop)        output: in nodes of its own, since these are marked
+        prompt_stop = stop
+        if prompt_len is not None:
+            prompt_stop = -(-int(prompt_len) // page_size) * page_size
+            prompt_stop = min(max(prompt_stop, start), stop)
+        cut = (prompt_stop - start) * TOKEN_BYTES
+        if cut:
+            num_new = self._publish(request, raw[:cut], prompt_stop)
+            marks.see_prompt(request.node, num_new)
+        if cut < len(raw):
+            num_new = self._publish(request, raw[cut:], stop)
+            marks.see_output(request.node, num_new)
+
+    def retain(
+        self,
+        tokens: Tokens,
+        namespace: Hashable = None,
+        *,
+        priority: int = 1,
+        ttl: float | None = None,
+    ) -> int:
+        """Retain the cached prefix of `tokens`: what is not retained goes first.
+
+        That is soft: it never stands in the way of an allocation. Among retained pages,
+        those of a lower priority go first, then the policy decides. It is no use: the
+        recency of the pages stays as it is. What is published behind them later is not
+        retained.
+
+        `retention_share` of the pool is all that can be granted at a time. What is
+        retained already costs nothing; there, the higher priority, the longer `ttl` and
+        the later end win. A shrink that leaves less than was granted ends the latest
+        grants, down to the page.
+
+        With a `ttl`, the pages become normal again so many seconds after the last
+        admission that used them, with the recency that they have by then. Without one,
+        they are retained until they are evicted, or until `bump_epoch` or `reset`.
+
+        After the first grant, a release and an eviction cost O(log leaves), whatever
+        the policy, and leaves grow in place no longer.
+
+        Args:
+            tokens: Token ids; of which the cached prefix counts, in whole pages.
+            namespace: Where to look.
+            priority: At least 1.
+            ttl: Seconds of the cache's clock, above 0; ``None`` for no end.
+
+        Returns:
+            The leading tokens that are retained now, in whole pages; fewer than are
+            cached if the share is used up.
+
+        Raises:
+            TokenError: `tokens` are no token ids.
+            ConfigError: `namespace` is not hashable, `priority` or `ttl` is out of
+                range, or the cache has no clock that works.
+
+        Complexity: O(log leaves + log grants) for each node on the path; the first
+        grant costs O(nodes log nodes).
+        """
+        if self.watch is not None:
+            return self.watch.call(
+                self.retain, tokens, namespace, priority=priority, ttl=ttl
+            )
+        self._check_thread()
+        check_hashable("namespace", namespace)
+        array = as_tokens(tokens, self._virtual)
+        priority = as_size("priority", priority)
+        whole = len(array) // self.page_size * self.page_size
+        raw = array[:whole].tobytes()
+        assert self._retention is not None  # `__init__` set it
+        return self._retention.retain(namespace, raw, priority, ttl) * self.page_size
+
+    @property
+    def retained_size(self) -> int:
+        """Retained, in tokens, whether evictable or protected."""
+        assert self._retention is not None  # `__init__` set it
+        if get_ident() == self._owner:  # nobody else may end what is over
+            self._retention.settle()
+        return self._retention.num_pages * self.page_size
+
+    def set_quota(
+        self,
+        namespace: Hashable,
+        *,
+        floor_size: int = 0,
+        ceiling_size: int | None = None,
+    ) -> None:
+        """Say what a namespace is sure of, and what it may use at most, in tokens.
+
+        It uses its cached pages and those that its running requests hold. What is stale
+        is nobody's use.
+
+        An allocation above the ceiling first evicts the namespace's own pages, exactly
+        as many as it takes, and is refused with a `QuotaError` if that is not enough. A
+        ceiling below the present use is heeded from the next allocation on.
+
+        No eviction for others leaves the namespace with less than its floor: neither
+        their allocations nor `evict`, `evict_if_needed` and `resize`. Free pages are
+        not kept for it. Its own allocations evict its own pages as ever.
+
+        A quota outlives `bump_epoch` and `reset`.
+
+        Args:
+            namespace: Any hashable.
+            floor_size: Rounded up to whole pages.
+            ceiling_size: Rounded down to whole pages; ``None`` for no ceiling. Without
+                a floor, that takes the quota away.
+
+        Raises:
+            ConfigError: `namespace` is not hashable, a size is negative, the floor is
+                above the ceiling, or all floors together are above the capacity.
+
+        Complexity: O(nodes of the namespace + running requests) where a namespace gets
+        its first quota, O(nodes) where it loses it, else O(namespaces with a quota).
+        """
+        if self.watch is not None:
+            return self.watch.call(
+                self.set_quota,
+                namespace,
+                floor_size=floor_size,
+                ceiling_size=ceiling_size,
+            )
+        self._check_thread()
+        check_hashable("namespace", namespace)
+        quotas = self._quotas or Quotas(self._tree, self._running, self._allocator)
+        quotas.set(namespace, floor_size, ceiling_size)
+        self._quotas = quotas if len(quotas) else None
+
+    def namespace_stats(self, namespace: Hashable) -> NamespaceStats:
+        """Return what a namespace uses, and its counters.
+
+        The counters go on for as long as the namespace has a quota, a cached page or a
+        running request; after `bump_epoch` without a quota, they start again.
+
+        Args:
+            namespace: Any hashable; of one that is unknown, everything is 0.
+
+        Raises:
+            ConfigError: `namespace` is not hashable.
+
+        Complexity: O(1) with a quota, else O(nodes of the namespace + running
+        requests).
+        """
+        check_hashable("namespace", namespace)
+        page_size = self.page_size
+        root = self._tree.root_of(namespace)
+        quota = root.quota if root else None
+        if quota is None:
+            quota = Quota(namespace)
+            nodes = self._tree.nodes_of(root) if root else ()
+            quota.count(nodes, requests_of(namespace, self._running), page_size)
+        counters = root.counters if root else NamespaceCounters()
+        ceiling = quota.num_ceiling_pages
+        return NamespaceStats(
+            evictable_size=quota.num_evictable_pages * page_size,
+            protected_size=quota.num_protected_pages * page_size,
+            held_size=quota.num_held_pages * page_size,
+            floor_size=quota.num_floor_pages * page_size,
+            ceiling_size=None if ceiling is None else ceiling * page_size,
+            num_admitted_requests=counters.num_admitted_requests,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+        )
+
+    def _publish(self, request: RequestKV, raw: bytes, stop: int) -> int:
+        """Publish the tokens of ``[protected_len, stop)``; how many pages were new."""
         # [start, stop)              computed by this request, whole pages
         #   [start, known)           the tree has them: our copies are freed
         #   [known, stop)            ours become the tree's
-        raw = key_bytes(tokens, start, stop, self._virtual)
         node = request.node
         assert node is not None  # `_acquire` set it
-        if node.root.is_stale:
-            return  # its epoch is over: it publishes nothing
         pages = self._running.own_pages(request, stop)
         request.node, known = self._tree.publish(node, raw, pages, request.priority)
         self._running.hand_over(request, stop, known)
         num_known = len(known) // PAGE_ID_BYTES
+        num_new = len(pages) // PAGE_ID_BYTES - num_known
         self._num_duplicate_pages += num_known
-        self._num_published_pages += len(pages) // PAGE_ID_BYTES - num_known
+        self._num_published_pages += num_new
+        if request.awaited and self._explainer is not None:
+            self._explainer.published(request)
+        return num_new
 
     def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
         page_size = self._allocator.page_size
@@ -101,6 +337,10 @@ class RadixCache(PrefixCache):
         raw = tokens[:whole].tobytes()
         request.node, pages = self._tree.acquire(request.namespace, raw)
         self._running.begin_with(request, pages)
+        root = request.node.root
+        request.quota = root.quota
+        if self._explainer is not None:
+            request.awaited = raw
 
     def _unlock(self, request: RequestKV) -> None:
         assert request.node is not None  # `_acquire` set it

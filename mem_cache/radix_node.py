@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .quota import Quota
 
 PAGE_ID_BYTES = 4
 """Bytes of one page id in a node or a row."""
+
+
+NO_CHILDREN: dict[bytes, RadixNode] = {}
+"""What every leaf has, never written: most nodes are leaves, and a dict is large."""
 
 
 class RadixNode:
@@ -49,7 +57,7 @@ class RadixNode:
         self.pages = pages
         self.parent = parent
         self.root = parent.root
-        self.children: dict[bytes, RadixNode] = {}
+        self.children: dict[bytes, RadixNode] = NO_CHILDREN
         self.lock_ref = 0
         self.num_hits = 0
         self.created = 0
@@ -69,15 +77,35 @@ class RadixNode:
         return len(self.pages) // PAGE_ID_BYTES
 
 
+class NamespaceCounters:
+    """What one namespace was admitted; see `NamespaceStats` for each of them."""
+
+    __slots__ = ("num_admitted_requests", "num_cached_tokens", "num_prompt_tokens")
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.num_admitted_requests = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+
+    def count(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Count one admission."""
+        self.num_admitted_requests += 1
+        self.num_prompt_tokens += num_tokens
+        self.num_cached_tokens += num_cached_tokens
+
+
 class RadixRoot(RadixNode):
     """The empty node above a namespace; it is protected for ever.
 
     Attributes:
         namespace: What separates its keys from those of every other root.
         is_stale: Whether its epoch is over: it matches nobody, and goes first.
+        quota: What bounds its namespace; with one, it stays when nothing is below it.
+        counters: What its namespace was admitted so far.
     """
 
-    __slots__ = ("is_stale", "namespace")
+    __slots__ = ("counters", "is_stale", "namespace", "quota")
 
     def __init__(self, namespace: Hashable) -> None:
         """Make a root without children."""
@@ -85,4 +113,6 @@ class RadixRoot(RadixNode):
         super().__init__(b"", b"", self)
         self.namespace = namespace
         self.is_stale = False
+        self.quota: Quota | None = None
+        self.counters = NamespaceCounters()
         self.lock_ref = 1

@@ -10,18 +10,15 @@ and are evicted page by page from their tail, and a match changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-import numpy as np
-
 from .eviction import EvictionIndex
-from .radix_node import PAGE_ID_BYTES, RadixNode, RadixRoot
-from .tokens import TOKEN_BYTES
+from .radix_node import NO_CHILDREN, PAGE_ID_BYTES, RadixNode, RadixRoot
+from .tokens import TOKEN_BYTES, common_bytes
 
 MAX_NODE_SIZE: Final = 16_384
 """Most tokens of one node: trimming or splitting it copies no more than that."""
-
-_FIRST_COMPARE_BYTES: Final = 4096
 
 
 class RadixTree:
@@ -38,6 +35,8 @@ class RadixTree:
             ``len(upper.key)`` bytes it took.
         on_evicted: Told a node, and the tokens and pages that were cut off its tail. A
             node that is gone has no key left, and still its parent.
+        cause: Why pages are evicted now, if it is not to make room: for those who
+            listen to `on_evicted`. See `because`.
         index: The order of eviction.
         num_evictable_pages: Pages in unprotected nodes.
         num_protected_pages: Pages in protected nodes.
@@ -55,6 +54,7 @@ class RadixTree:
             MAX_NODE_SIZE * TOKEN_BYTES // page_bytes * page_bytes, page_bytes
         )
         self.index = index
+        self.cause: str | None = None
         self.on_used: list[Callable[[list[RadixNode]], None]] = []
         self.on_published: list[Callable[[RadixNode, int], None]] = []
         self.on_split: list[Callable[[RadixNode, RadixNode], None]] = []
@@ -76,6 +76,21 @@ class RadixTree:
         """
         root = self._roots.get(namespace)
         return self._walk(root, raw)[1] if root else 0
+
+    def find(self, namespace: Hashable, raw: bytes) -> tuple[list[RadixNode], int]:
+        """Return the nodes that the cached part of `raw` is in. Changes nothing.
+
+        Args:
+            namespace: Where to look.
+            raw: Tokens, whole pages.
+
+        Returns:
+            The nodes of the path, of which the last may reach further; and the bytes of
+            `raw` that are cached.
+        """
+        root = self._roots.get(namespace)
+        path, matched, _ = self._walk(root, raw) if root else ([], 0, 0)
+        return path, matched
 
     def acquire(self, namespace: Hashable, raw: bytes) -> tuple[RadixNode, bytes]:
         """Find and lock the longest cached prefix of `raw`; splits where it ends.
@@ -187,32 +202,27 @@ class RadixTree:
             num_pages = -excess
         return b"".join(freed)
 
-    def evict_above(self, last_page: int) -> bytes:
-        """Drop every evictable page with an id above `last_page`, and what follows it.
+    def trim(self, node: RadixNode, num_pages: int) -> bytes:
+        """Drop the last pages of an unprotected leaf.
+
+        Args:
+            node: The leaf; it is gone if it has no more than `num_pages`.
+            num_pages: Most to drop, at least 1.
 
         Returns:
             The page ids dropped, the bytes of int32.
-
-        Complexity: O(nodes).
         """
-        freed: list[bytes] = []
-        stack: list[RadixNode] = list(self.roots)
-        while stack:
-            node = stack.pop()
-            above = np.flatnonzero(np.frombuffer(node.pages, np.int32) > last_page)
-            if node.lock_ref or len(above) == 0:
-                stack.extend(node.children.values())
-                continue
-            below = list(_preorder(node))
-            freed += [self._drop(child) for child in reversed(below[1:])]
-            kept = int(above[0])
-            freed.append(self._cut(node, kept) if kept else self._drop(node))
-        return b"".join(freed)
+        excess = node.num_pages - num_pages
+        return self._cut(node, excess) if excess > 0 else self._drop(node)
 
-    def num_evictable_pages_above(self, last_page: int) -> int:
-        """Count the evictable pages with ids above `last_page`. O(nodes)."""
-        pages = b"".join(node.pages for node in self.nodes() if node.lock_ref == 0)
-        return int(np.count_nonzero(np.frombuffer(pages, np.int32) > last_page))
+    @contextmanager
+    def because(self, cause: str) -> Iterator[None]:
+        """Tell those who listen why pages are evicted meanwhile."""
+        self.cause = cause
+        try:
+            yield
+        finally:
+            self.cause = None
 
     def retire(self, namespace: Hashable) -> RadixRoot | None:
         """Make all entries of a namespace stale: they match nobody from now on. O(1).
@@ -231,12 +241,25 @@ class RadixTree:
         for node in reversed(list(self.nodes())):
             self._drop(node)
 
+    def root_of(self, namespace: Hashable) -> RadixRoot | None:
+        """Return the root that a namespace matches below now, if there is one."""
+        return self._roots.get(namespace)
+
+    def add_root(self, namespace: Hashable) -> RadixRoot:
+        """Make a root for a namespace that has none."""
+        root = self._roots[namespace] = RadixRoot(namespace)
+        return root
+
     def nodes(self) -> Iterator[RadixNode]:
         """Iterate over all nodes but the roots, parents first."""
         for root in self.roots:
-            for node in _preorder(root):
-                if node is not root:
-                    yield node
+            yield from self.nodes_of(root)
+
+    def nodes_of(self, root: RadixRoot) -> Iterator[RadixNode]:
+        """Iterate over all nodes below a root, parents first."""
+        for node in _preorder(root):
+            if node is not root:
+                yield node
 
     @property
     def roots(self) -> list[RadixRoot]:
@@ -260,7 +283,7 @@ class RadixTree:
                 break
             path.append(child)
             if not raw.startswith(child.key, offset):
-                inside = _common_bytes(raw, offset, child.key)
+                inside = common_bytes(raw, offset, child.key)
                 inside -= inside % page_bytes
                 return path, offset + inside, inside
             offset += len(child.key)
@@ -275,13 +298,14 @@ class RadixTree:
         """
         path, offset, inside = self._walk(node, raw)
         if inside:
-            path[-1] = self._split(path[-1], inside)
+            path[-1] = self.split(path[-1], inside)
         return path, offset
 
-    def _split(self, node: RadixNode, key_bytes: int) -> RadixNode:
+    def split(self, node: RadixNode, key_bytes: int) -> RadixNode:
         """Put a new node above `node` that takes the first `key_bytes` of its key.
 
-        `node` stays the same object, so that leases on it stay valid.
+        `node` stays the same object, so that leases on it stay valid. The new node is
+        in no index: protect it at once, unless the index holds leaves only.
         """
         page_bytes = self._page_bytes
         cut = key_bytes // page_bytes * PAGE_ID_BYTES
@@ -295,7 +319,7 @@ class RadixTree:
         node.key = node.key[key_bytes:]
         node.pages = node.pages[cut:]
         node.parent = upper
-        upper.children[node.key[:page_bytes]] = node
+        upper.children = {node.key[:page_bytes]: node}
         for tell in self.on_split:
             tell(upper, node)
         return upper
@@ -330,6 +354,8 @@ class RadixTree:
             child = RadixNode(raw[at : at + step], part, node)
             child.lock_ref = 1
             child.created = self._clock
+            if node.children is NO_CHILDREN:
+                node.children = {}
             node.children[child.key[: self._page_bytes]] = child
             node = child
             for tell in self.on_published:
@@ -371,7 +397,7 @@ class RadixTree:
         if isinstance(root, RadixRoot) and root.lock_ref == 1 and not root.children:
             if root.is_stale:
                 del self._stale_roots[root]
-            else:
+            elif root.quota is None:
                 del self._roots[root.namespace]
 
 
@@ -381,23 +407,3 @@ def _preorder(node: RadixNode) -> Iterator[RadixNode]:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
-
-
-def _common_bytes(raw: bytes, offset: int, key: bytes) -> int:
-    """Count the leading bytes of whole tokens that ``raw[offset:]`` shares with `key`.
-
-    Compares in pieces of growing size, so that an early difference costs little.
-    """
-    end = min(len(raw) - offset, len(key))
-    start, step = 0, _FIRST_COMPARE_BYTES
-    while start < end:
-        count = min(step, end - start) // TOKEN_BYTES
-        ours = np.frombuffer(raw, np.int32, count, offset + start)
-        theirs = np.frombuffer(key, np.int32, count, start)
-        differs = ours != theirs
-        first = int(differs.argmax())
-        if differs[first]:
-            return start + first * TOKEN_BYTES
-        start += count * TOKEN_BYTES
-        step *= 8
-    return end

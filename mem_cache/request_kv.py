@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from .hit_report import HitReport
 from .radix_node import RadixNode
 
 if TYPE_CHECKING:
+    from .quota import Quota
     from .running_requests import RunningRequests
 
 
@@ -33,13 +35,21 @@ class RequestKV:
         allocated_len: Positions with a slot, in tokens.
         owner: Who runs it; ``None`` after its release.
         node: The tree node that its lease is on; ``None`` without a tree.
+        quota: What bounds its namespace, if anything does.
+        computed_len: Positions that were computed before it was retracted, in tokens.
+        hit_report: Why its hit is what it is; ``None`` if the cache does not explain.
+        awaited: Whole pages that it was admitted with and may publish still: other
+            requests may wait for them. Raw bytes, empty if there are none.
         num_pages: Columns of its row in use: the pages of `allocated_len`.
         num_known_pages: Leading columns of its row that the workers know.
     """
 
     __slots__ = (
         "allocated_len",
+        "awaited",
         "committed_len",
+        "computed_len",
+        "hit_report",
         "namespace",
         "node",
         "num_known_pages",
@@ -47,6 +57,7 @@ class RequestKV:
         "owner",
         "priority",
         "protected_len",
+        "quota",
         "req_pool_idx",
     )
 
@@ -65,7 +76,11 @@ class RequestKV:
         self.protected_len = 0
         self.committed_len = 0
         self.allocated_len = 0
+        self.computed_len = 0
+        self.hit_report: HitReport | None = None
+        self.awaited = b""
         self.node: RadixNode | None = None
+        self.quota: Quota | None = None
         self.num_pages = 0
         self.num_known_pages = 0
 

@@ -87,6 +87,10 @@ class RunningRequests:
         self._forgotten_rows[row] = None
         self._table.free(row)
 
+    def forget_rows(self, rows: list[int]) -> None:
+        """Tell the workers with the next message that `rows` were given back."""
+        self._forgotten_rows = dict.fromkeys([*rows, *self._forgotten_rows])
+
     def begin_with(self, request: RequestKV, pages: bytes) -> None:
         """List pages of the tree as the prefix of a new request.
 
@@ -192,6 +196,8 @@ class RunningRequests:
             dropped = self._table.read(request.req_pool_idx, kept, request.num_pages)
             self._allocator.give_back(dropped)
             self.num_held_pages -= request.num_pages - kept
+            if request.quota is not None:
+                request.quota.num_held_pages -= request.num_pages - kept
             request.num_pages = kept
             request.num_known_pages = min(request.num_known_pages, kept)
         request.committed_len = min(request.committed_len, new_len)
@@ -227,8 +233,38 @@ class RunningRequests:
             self._table.write(row, column, known)
             self._allocator.give_back(duplicates)
             request.num_known_pages = min(request.num_known_pages, column)
-        self.num_held_pages -= stop // self._allocator.page_size - column
+        num_pages = stop // self._allocator.page_size - column
+        self.num_held_pages -= num_pages
+        if request.quota is not None:
+            request.quota.num_held_pages -= num_pages
         request.protected_len = stop
+
+    def add_page(self, request: RequestKV, page: bytes, new_len: int) -> None:
+        """Give a request that ends at a page border the start of its next page.
+
+        Args:
+            request: A running request.
+            page: A page of its own, the bytes of int32.
+            new_len: Its length, in tokens, with what that page will hold.
+        """
+        self._table.write(request.req_pool_idx, request.num_pages, page)
+        request.num_pages += 1
+        request.committed_len = new_len
+        request.allocated_len = new_len
+        self.num_held_pages += 1
+
+    def rename_pages(self, new_ids: NDArray[np.int32]) -> None:
+        """Take note that all pages have new ids; workers are told what changed.
+
+        Args:
+            new_ids: The id of each page by its old one, int32 `[num_pages + 1]`.
+        """
+        for request in self:
+            row = self._table.pages[request.req_pool_idx, : request.num_pages]
+            changed = np.flatnonzero(new_ids[row] != row)
+            if len(changed):
+                row[:] = new_ids[row]
+                request.num_known_pages = min(request.num_known_pages, int(changed[0]))
 
     def slots(self, request: RequestKV, start: int, stop: int) -> NDArray[np.int64]:
         """Return the slots of the positions ``[start, stop)``, int64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 
 from .errors import ConfigError, LengthError
 
@@ -52,6 +52,24 @@ def as_length(name: str, value: int) -> int:
     if not is_integer(value):
         raise LengthError(f"{name} must be an integer, got {value!r}")
     return int(value)
+
+
+def as_number(name: str, value: float) -> float:
+    """Return a real number as a plain float, or refuse it; its range is not checked.
+
+    Args:
+        name: What the number is called in the message.
+        value: The number, any real type but bool. NaN passes.
+
+    Raises:
+        ConfigError: `value` is no real number, or too large for a float.
+    """
+    try:
+        if type(value) is not bool and isinstance(value, Real):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ConfigError(f"{name} must be a number, got {value!r}")
 
 
 def is_integer(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ TOKEN_BYTES = 4
 """Bytes of one token id in a key, and of one page id in a node."""
 
 _INT32 = np.dtype(np.int32)
+
+_FIRST_COMPARE_BYTES: Final = 4096
 
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """What a caller may pass for token ids: integers in ``[0, 2**31)``, or virtual."""
@@ -108,3 +110,23 @@ def key_bytes(
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
     """
     return as_tokens(tokens[start:stop], virtual).tobytes()
+
+
+def common_bytes(raw: bytes, offset: int, key: bytes) -> int:
+    """Count the leading bytes of whole tokens that ``raw[offset:]`` shares with `key`.
+
+    Compares in pieces of growing size, so that an early difference costs little.
+    """
+    end = min(len(raw) - offset, len(key))
+    start, step = 0, _FIRST_COMPARE_BYTES
+    while start < end:
+        count = min(step, end - start) // TOKEN_BYTES
+        ours = np.frombuffer(raw, np.int32, count, offset + start)
+        theirs = np.frombuffer(key, np.int32, count, start)
+        differs = ours != theirs
+        first = int(differs.argmax())
+        if differs[first]:
+            return start + first * TOKEN_BYTES
+        start += count * TOKEN_BYTES
+        step *= 8
+    return end

@@ -17,6 +17,8 @@ class ModelRunner(Protocol):
         """Compute one step and sample.
 
         The batches of one cache arrive in the order in which they were made, each once.
+        A runner applies the message of a batch before anything that may fail, or
+        recalls it (`PrefixCache.recall`), since later messages build on it.
 
         Args:
             batch: What to compute.

@@ -39,6 +39,11 @@ class BatchBuilder:
         self.entries.append(BatchEntry(request, start, stop))
         return stop - start
 
+    def recall(self) -> None:
+        """Take note that no worker will hear of the batch."""
+        for info in reversed(self._infos):
+            self._cache.recall(info)
+
     def batch(self) -> Batch | None:
         """Return what was added, if anything."""
         if not self.entries:

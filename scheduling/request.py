@@ -57,6 +57,7 @@ class Request:
         num_cached_tokens: Prompt tokens that the cache had when it first ran.
         num_computed_tokens: Tokens computed for it, those computed again included.
         num_retractions: How often its pages were taken back.
+        retracted_len: Tokens that had K and V when they were; the most so far.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class Request:
         "num_retractions",
         "priority",
         "request_id",
+        "retracted_len",
         "sampling_params",
         "status",
     )
@@ -114,6 +116,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_computed_tokens = 0
         self.num_retractions = 0
+        self.retracted_len = 0
         self._buffer = np.array(tokens, np.int32)
         self._num_prompt_tokens = self._num_tokens = len(tokens)
 

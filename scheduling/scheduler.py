@@ -132,7 +132,8 @@ class Scheduler:
             raise RequestStateError(
                 f"a request must be new, with an id of its own, got {request!r}"
             )
-        needed, longest = _num_slots(request), self._longest_size
+        needed = _num_slots(request)
+        longest = self.cache.max_request_size(request.namespace)
         if needed > longest:
             raise LengthError(
                 f"request {request.request_id!r}: {request.num_tokens} prompt tokens "
@@ -180,6 +181,7 @@ class Scheduler:
             # The messages made so far will reach no worker: nobody may build on them.
             for entry in step.entries:
                 self._end(entry.request, FinishReason.ABORT)
+            step.recall()
             raise
         self._in_flight = step.batch()
         return self._in_flight
@@ -214,6 +216,8 @@ class Scheduler:
 
     def cancel(self, batch: Batch) -> None:
         """Take note that a step failed: its requests end as aborted.
+
+        If its message reached no worker, `PrefixCache.recall` it before.
 
         Raises:
             RequestStateError: `batch` is not the last one.
@@ -280,8 +284,8 @@ class Scheduler:
             and len(self._running) < self.limits.max_running_requests
         ):
             request = self._waiting[0]
-            if _num_slots(request) > self._longest_size:
-                # The pool was shrunk while it waited.
+            if _num_slots(request) > cache.max_request_size(request.namespace):
+                # The pool was shrunk, or a quota was set, while it waited.
                 self._waiting.popleft()
                 self._end(request, FinishReason.REFUSED)
                 continue
@@ -289,7 +293,10 @@ class Scheduler:
             if not self._fits(request, hit):
                 return  # without having touched the cache
             kv = cache.admit(
-                request.tokens, namespace=request.namespace, priority=request.priority
+                request.tokens,
+                namespace=request.namespace,
+                priority=request.priority,
+                computed_len=request.retracted_len,
             )
             if kv is None:
                 return
@@ -303,10 +310,6 @@ class Scheduler:
                 cache.release(kv)
                 return
             budget -= num_tokens
-
-    @property
-    def _longest_size(self) -> int:
-        return min(self.cache.total_size, self.cache.memory.max_context_len)
 
     def _fits(self, request: Request, cached_len: int) -> bool:
         """Tell whether the rest behind `cached_len` fits beside what is running.
@@ -345,13 +348,15 @@ class Scheduler:
     def _retract_newest(self) -> None:
         """Take the pages of the newest request back; what it computed stays cached."""
         request = self._running[-1]
-        if _num_slots(request) > self._longest_size:
-            # The pool was shrunk under it.
+        if _num_slots(request) > self.cache.max_request_size(request.namespace):
+            # The pool was shrunk under it, or a quota was set.
             self._end(request, FinishReason.REFUSED)
             return
         self._running.pop()
         self._num_retractions += 1
-        self.cache.cache_finished_req(kv_of(request), request.tokens)
+        kv = kv_of(request)
+        request.retracted_len = max(request.retracted_len, kv.committed_len)
+        self.cache.cache_finished_req(kv, request.tokens)
         request.kv = None
         request.status = RequestStatus.WAITING
         request.num_retractions += 1

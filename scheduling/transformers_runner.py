@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.kernels import slot_mapping_extend
-from radixkv.mem_cache import KVPool, PageTable, PrefixCache
+from radixkv.mem_cache import KVPool, PageTable
 from radixkv.mem_cache.errors import ConfigError
 from radixkv.mem_cache.sizes import as_size, num_pages_for
 
@@ -98,7 +98,7 @@ class TransformersRunner:
         Returns:
             The logits of the entries that sample, `[num_sampling_entries, vocab_size]`.
         """
-        self._check_sizes(batch.cache)
+        self._check_sizes(batch)
         # With another attention in place, transformers would ignore the step without a
         # word.
         if self._model.config._attn_implementation != ATTENTION:
@@ -118,11 +118,12 @@ class TransformersRunner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _check_sizes(self, cache: PrefixCache) -> None:
+    def _check_sizes(self, batch: Batch) -> None:
         """Refuse a cache whose slots are not the pool's: its tokens would be wrong."""
-        pool = self.pool
+        pool, cache = self.pool, batch.cache
         pool_size = pool.num_pages * pool.page_size
         if cache.page_size != pool.page_size or cache.total_size > pool_size:
+            cache.recall(batch.kv_cache_info)
             raise ConfigError(
                 f"the runner has {pool.num_pages} pages of {pool.page_size} slots, got "
                 f"a cache of {cache.total_size} slots with page_size {cache.page_size}"
@@ -130,6 +131,7 @@ class TransformersRunner:
 
     def _prepare(self, batch: Batch) -> StepMetadata:
         info = batch.kv_cache_info
+        self.pool.copy_pages(info.copy_sources, info.copy_targets)
         self.page_table.apply(info)
         table = self.page_table.table
         rows, starts, stops = (

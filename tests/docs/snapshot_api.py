@@ -8,7 +8,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-ROOMS = ("radixkv.mem_cache", "radixkv.scheduling", "radixkv.kernels")
+ROOMS = (
+    "radixkv.mem_cache",
+    "radixkv.mem_cache.testing",
+    "radixkv.scheduling",
+    "radixkv.kernels",
+)
 
 
 class _Verbatim:

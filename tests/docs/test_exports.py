@@ -13,7 +13,12 @@ from types import ModuleType
 
 import pytest
 
-ROOMS = ("radixkv.mem_cache", "radixkv.scheduling", "radixkv.kernels")
+ROOMS = (
+    "radixkv.mem_cache",
+    "radixkv.mem_cache.testing",
+    "radixkv.scheduling",
+    "radixkv.kernels",
+)
 EXPORTS = [
     (room, name) for room in ROOMS for name in importlib.import_module(room).__all__
 ]

@@ -30,6 +30,12 @@ class Read(msgspec.Struct, tag=True):
     slots: list[int]
 
 
+class Resize(msgspec.Struct, tag=True):
+    """Change the pool to so many pages."""
+
+    num_pages: int
+
+
 class Setup(msgspec.Struct, tag=True):
     """The sizes of pool and page table."""
 
@@ -39,7 +45,7 @@ class Setup(msgspec.Struct, tag=True):
     max_pages_per_request: int
 
 
-Message = Setup | Step | Read
+Message = Setup | Step | Read | Resize
 
 
 def chain(previous: int, token: int) -> int:
@@ -78,6 +84,7 @@ class Worker:
         )
 
     def run(self, step: Step) -> None:
+        self.pool.copy_pages(step.info.copy_sources, step.info.copy_targets)
         self.page_table.apply(step.info)
         tokens = iter(step.tokens)
         numbers = (step.info.rows, step.info.starts, step.info.stops)
@@ -114,6 +121,8 @@ def main() -> None:
         assert worker is not None
         if isinstance(message, Step):
             worker.run(message)
+        elif isinstance(message, Resize):
+            worker.pool.resize(message.num_pages)
         else:
             send(sys.stdout.buffer, worker.read(message.slots))
 

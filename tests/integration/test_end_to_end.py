@@ -47,6 +47,7 @@ class Server:
     num_slots: int = 512
     is_cached: bool = True
     chunk: int = 64
+    partial_pages: bool = False
 
     def start(self) -> Engine:
         num_pages = -(-self.num_slots // self.page_size)
@@ -54,7 +55,9 @@ class Server:
             num_pages, self.page_size, max_num_requests=5, max_context_len=96
         )
         cache: PrefixCache = (
-            RadixCache(memory) if self.is_cached else ChunkCache(memory)
+            RadixCache(memory, partial_pages=self.partial_pages)
+            if self.is_cached
+            else ChunkCache(memory)
         )
         runner = TransformersRunner(
             self.model.model,
@@ -135,6 +138,29 @@ def test_tokens_equal_uncached_generate(
     hits = [(len(prompt) - 1) // page_size * page_size for prompt in PROMPTS]
     expected = hits if is_cached else [0] * len(PROMPTS)
     assert expected == [request.num_cached_tokens for request in warm]
+    check_idle(engine)
+
+
+@pytest.mark.parametrize("page_size", [3, 16])
+def test_tokens_are_the_same_when_requests_begin_inside_a_page_and_pages_move(
+    tiny: LoadedModel, greedy: list[list[int]], page_size: int
+) -> None:
+    engine = Server(tiny, page_size, partial_pages=True).start()
+    cache = engine.scheduler.cache
+    num_pages, num_moves = cache.memory.num_pages, 0
+    cold = engine.generate(requests_of())
+    warm = requests_of()
+    for request in warm:
+        engine.scheduler.add_request(request)
+    while engine.scheduler.has_requests:
+        engine.step()
+        cache.resize(1 + (cache.protected_size + cache.held_size) // page_size)
+        num_moves += len(cache.memory.page_copies.pending)
+        cache.resize(num_pages)
+
+    assert greedy == outputs_of(cold) == outputs_of(warm)
+    assert any(request.num_cached_tokens % page_size for request in warm)
+    assert num_moves > 0
     check_idle(engine)
 
 

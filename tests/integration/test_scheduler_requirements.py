@@ -70,6 +70,9 @@ class FakeCache:
         self.memory = SimpleNamespace(max_context_len=10**6)
         self.calls: list[str] = []
 
+    def max_request_size(self, namespace: Hashable = None) -> int:
+        return 10**6
+
     def match_prefix(self, tokens: object, namespace: Hashable = None) -> int:
         return 0
 

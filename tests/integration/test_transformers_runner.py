@@ -40,6 +40,10 @@ class Pages:
         self.rows: dict[Request, int] = {}
         self.pages: dict[Request, list[int]] = {}
         self.num_sent: dict[Request, int] = {}
+        self.recalled: list[KVCacheInfo] = []
+
+    def recall(self, info: KVCacheInfo) -> None:
+        self.recalled.append(info)
 
     def admit(self, request: Request, prefix_pages: list[int] | None = None) -> None:
         # Rows are handed out from the last to the first, so that none is the index.
@@ -440,3 +444,4 @@ def test_a_cache_with_other_pages_is_refused(
 
     with pytest.raises(ConfigError, match="the runner has 256 pages of 3 slots"):
         make_runner(tiny, page_size=3).run(batch)
+    assert [batch.kv_cache_info] == pages.recalled  # it was not applied

@@ -13,7 +13,7 @@ import pytest
 
 from radixkv.mem_cache import KVCacheInfo, MemoryManager, RadixCache, RequestKV
 
-from .kv_worker import Read, Setup, Step, chain, receive, send
+from .kv_worker import Read, Resize, Setup, Step, chain, receive, send
 
 NUM_PAGES = 24
 PAGE_SIZE = 4
@@ -68,15 +68,17 @@ def workers() -> Iterator[Workers]:
 class Driver:
     """The engine side: it holds no K and no V, and never sees a worker's pool."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, *, partial_pages: bool = False) -> None:
         memory = MemoryManager(
             NUM_PAGES, PAGE_SIZE, max_num_requests=NUM_ROWS, max_context_len=MAX_LEN
         )
-        self.cache = RadixCache(memory)
+        self.cache = RadixCache(memory, partial_pages=partial_pages)
         self.workers = workers
         self.random = Random(11)
         self.texts: list[list[int]] = [[1, 2, 3]]
         self.running: dict[RequestKV, list[int]] = {}
+        self.num_copies = 0
+        self.num_partial_hits = 0
 
     def step(self) -> None:
         """Admit, prefill, decode, publish, finish and abort, a bit of each."""
@@ -110,15 +112,28 @@ class Driver:
             request = self.cache.admit(tokens)
             assert request is not None
             self.running[request] = tokens
+            self.num_partial_hits += request.committed_len % PAGE_SIZE > 0
 
     def run(self, batch: list[RequestKV], alloc: Callable[[], KVCacheInfo]) -> None:
         """Let the workers compute a step, and take note that they did."""
         info = alloc()
+        self.num_copies += info.num_copies
         tokens: list[int] = []
         for request, stop in zip(batch, info.stops.tolist(), strict=True):
             tokens += self.running[request][request.committed_len : stop]
             self.cache.commit(request, stop)
         self.workers.broadcast(Step(info, tokens))
+
+    def shrink_and_grow(self) -> None:
+        """Cut the pools as far as they go; the workers follow with the next message."""
+        cache = self.cache
+        in_use = (cache.protected_size + cache.held_size) // PAGE_SIZE
+        num_pages = min(NUM_PAGES, max(1, in_use + self.random.randrange(3)))
+        cache.resize(num_pages)
+        self.run([], lambda: cache.alloc_for_extend([], []))
+        self.workers.broadcast(Resize(num_pages))
+        self.workers.broadcast(Resize(NUM_PAGES))
+        cache.resize(NUM_PAGES)
 
     def check(self) -> None:
         """Both workers hold what each running request's own tokens lead to."""
@@ -149,3 +164,18 @@ def test_s0_11_all_workers_end_with_the_same_and_right_kv(workers: Workers) -> N
     first, second = workers.read(list(range(PAGE_SIZE, (NUM_PAGES + 1) * PAGE_SIZE)))
     assert first == second
     assert len(set(first[0])) > 50
+
+
+def test_workers_follow_when_pages_move_and_when_requests_begin_inside_one(
+    workers: Workers,
+) -> None:
+    driver = Driver(workers, partial_pages=True)
+    for number in range(60):
+        driver.step()
+        if number % 2:
+            driver.shrink_and_grow()
+        driver.check()
+        driver.cache.check_integrity()
+
+    assert driver.num_partial_hits > 5
+    assert driver.num_copies > 2 * driver.num_partial_hits

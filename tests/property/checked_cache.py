@@ -61,7 +61,14 @@ class CheckedCache:
     """Every operation runs on the cache and on the oracle; `check` compares them."""
 
     def __init__(
-        self, policy: str, num_pages: int, page_size: int, num_rows: int, max_len: int
+        self,
+        policy: str,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        max_len: int,
+        *,
+        partial_pages: bool = False,
     ) -> None:
         memory = MemoryManager(
             num_pages, page_size, max_num_requests=num_rows, max_context_len=max_len
@@ -69,8 +76,14 @@ class CheckedCache:
         if policy == "none":
             self.cache: PrefixCache = ChunkCache(memory)
         else:
-            self.cache = RadixCache(memory, LRU() if policy == "keyed lru" else policy)
-        self.oracle = CacheOracle(num_pages, page_size, num_rows, policy)
+            self.cache = RadixCache(
+                memory,
+                LRU() if policy == "keyed lru" else policy,
+                partial_pages=partial_pages,
+            )
+        self.oracle = CacheOracle(
+            num_pages, page_size, num_rows, policy, partial_pages=partial_pages
+        )
         self.worker = LabelWorker(
             max_num_pages=max(num_pages, MAX_NUM_PAGES),
             page_size=page_size,
@@ -86,16 +99,26 @@ class CheckedCache:
     # A request's life -------------------------------------------------------
 
     def admit(
-        self, tokens: list[int], namespace: Hashable = None, priority: int = 0
+        self,
+        tokens: list[int],
+        namespace: Hashable = None,
+        priority: int = 0,
+        computed_len: int = 0,
     ) -> Live | None:
         self._remember(namespace, tokens)
         before = self.snapshot()
         model = self.oracle.admit(tokens, namespace, priority)
-        kv = self.cache.admit(tokens, namespace=namespace, priority=priority)
+        kv = self.cache.admit(
+            tokens,
+            namespace=namespace,
+            priority=priority,
+            computed_len=computed_len,
+        )
         if model is None or kv is None:
             assert kv is model
             assert before == self.snapshot()
             return None
+        self.oracle.see_pages(model, self.pages_of(kv))
         live = Live(kv, model, list(tokens), computed_len=kv.committed_len)
         self.live.append(live)
         return live
@@ -163,13 +186,13 @@ class CheckedCache:
         assert self.cache.available_size == self.cache.total_size
 
     def resize(self, num_pages: int) -> None:
-        in_the_way = self.oracle.resize(num_pages)
-        if not in_the_way:
+        needed = self.oracle.resize(num_pages)
+        if needed <= num_pages:
             self.cache.resize(num_pages)
             return
         with self.refused(PagesInUseError) as caught:
             self.cache.resize(num_pages)
-        assert caught.value.num_pages_in_use == in_the_way
+        assert (caught.value.needed, caught.value.available) == (needed, num_pages)
 
     def reset(self) -> None:
         if self.live:
@@ -269,11 +292,17 @@ class CheckedCache:
             assert model.pages == self.pages_of(kv)
 
     def check_content(self) -> None:
-        """Every slot of a row holds the KV of the request's own prefix."""
+        """Every slot holds the KV of its own prefix, once pending copies are made."""
+        labels = self.worker.labels_after(self.cache.memory.page_copies.pending)
         for live in self.live:
             slots = self.cache.slots(live.kv, 0, live.kv.committed_len)
-            labels = self.worker.labels_of(live.kv.namespace, live.tokens)
-            assert labels[: len(slots)] == self.worker.labels[slots].tolist()
+            expected = self.worker.labels_of(live.kv.namespace, live.tokens)
+            assert expected[: len(slots)] == labels[slots].tolist()
+        pages = labels.reshape(-1, self.page_size)
+        for (name, tokens), cached in self.oracle.cached.items():
+            namespace = name.namespace if isinstance(name, PastEpoch) else name
+            expected = self.worker.labels_of(namespace, tokens)
+            assert expected[-self.page_size :] == pages[cached.page].tolist()
 
     def check_owners(self) -> None:
         owned = self.oracle.in_use() + self.free_order()
@@ -328,6 +357,8 @@ class CheckedCache:
         slots = self.cache.slots(kv, 0, stop).tolist()
         assert slots == self.worker.slots(kv.req_pool_idx, 0, stop).tolist()
         self.oracle.see_pages(live.model, self.pages_of(kv))
+        known = self.worker.labels[slots[: kv.committed_len]].tolist()
+        assert known == self.worker.labels_of(kv.namespace, live.tokens)[: len(known)]
         live.drafts += [letter] * (stop - len(live.tokens) - len(live.drafts))
         labels = self.worker.labels_of(kv.namespace, live.tokens + live.drafts)
         self.worker.compute(kv.req_pool_idx, kv.committed_len, stop, labels)

@@ -182,6 +182,8 @@ class CheckedScheduler:
         assert batch is not None
         if is_received:
             self.runner.worker.receive(batch.kv_cache_info)
+        else:
+            self.cache.recall(batch.kv_cache_info)
         self.batch = None
         self.seen["failed step"] += 1
         self.scheduler.cancel(batch)
@@ -257,7 +259,8 @@ class CheckedScheduler:
                 request.namespace, request.tokens[: kv.committed_len].tolist()
             )
             slots = self.cache.slots(kv, 0, kv.committed_len)
-            assert labels == self.runner.worker.labels[slots].tolist()
+            copies = self.cache.memory.page_copies.pending
+            assert labels == self.runner.worker.labels_after(copies)[slots].tolist()
 
     def _check_budget(self, batch: Batch, decoding: set[Request]) -> None:
         limits = self.scheduler.limits

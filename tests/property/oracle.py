@@ -57,8 +57,15 @@ class CacheOracle:
     """What a prefix cache must do."""
 
     def __init__(
-        self, num_pages: int, page_size: int, num_rows: int, policy: str
+        self,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        policy: str,
+        *,
+        partial_pages: bool = False,
     ) -> None:
+        self.partial_pages = partial_pages
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_rows = num_rows
@@ -142,7 +149,26 @@ class CacheOracle:
         pages = [self.cached[key].page for key in keys]
         request = ModelRequest(namespace, priority, length, length, length, keys, pages)
         self.requests.append(request)
+        shared = self.shared(namespace, tokens[:-1], length)
+        if self.partial_pages and shared and self.num_free + self.num_evictable:
+            self.evict(1 - self.num_free)
+            request.committed_len += shared
+            request.allocated_len += shared
         return request
+
+    def shared(self, namespace: Hashable, tokens: Sequence[int], hit: int) -> int:
+        """The most tokens behind a hit that begin a cached page, too."""
+        wanted = tuple(tokens[hit : hit + self.page_size])
+        pages = [
+            known[hit:]
+            for name, known in self.cached
+            if (name, len(known)) == (namespace, hit + self.page_size)
+            and known[:hit] == tuple(tokens[:hit])
+        ]
+        sizes = range(len(wanted), 0, -1)
+        return next(
+            (n for n in sizes if any(page[:n] == wanted[:n] for page in pages)), 0
+        )
 
     def alloc(self, requests: Sequence[ModelRequest], lens: Sequence[int]) -> None:
         """Make room, or change nothing; `see_pages` must follow."""
@@ -262,22 +288,24 @@ class CacheOracle:
         return [(key, before[key].page) for key in victims]
 
     def resize(self, num_pages: int) -> int:
-        """Returns the number of pages in the way; if it is not 0, nothing changed."""
-        pinned = [page.page for page in self.cached.values() if page.num_locks]
+        """Returns the pages that must stay; nothing changed if those are too many.
+
+        Pages in use above the new end move to the lowest free ones, in order.
+        """
+        needed = self.num_protected + self.num_held
+        if needed > num_pages:
+            return needed
+        self.evict(needed + self.num_evictable - num_pages)
+        in_use = self.in_use()
+        above = sorted(page for page in in_use if page > num_pages)
+        free = sorted(set(range(1, num_pages + 1)) - set(in_use))
+        new_ids = dict(zip(above, free, strict=False))
+        for cached in self.cached.values():
+            cached.page = new_ids.get(cached.page, cached.page)
         for request in self.requests:
-            pinned += request.pages[len(request.keys) :]
-        in_the_way = sum(1 for page in pinned if page > num_pages)
-        if in_the_way:
-            return in_the_way
-        above = [key for key, page in self.cached.items() if page.page > num_pages]
-        for namespace, tokens in list(self.cached):
-            if any(
-                namespace == gone and tokens[: len(prefix)] == prefix
-                for gone, prefix in above
-            ):
-                del self.cached[namespace, tokens]
+            request.pages = [new_ids.get(page, page) for page in request.pages]
         self.num_pages = num_pages
-        return 0
+        return needed
 
     def reset(self) -> None:
         self.cached.clear()

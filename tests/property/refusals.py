@@ -45,6 +45,7 @@ def bad_calls(checked: CheckedCache) -> list[BadCall]:
         (LengthError, lambda: cache.alloc_for_extend([], [1])),
         (LengthError, lambda: cache.evict(-1)),
         (LengthError, lambda: cache.evict_if_needed(-1)),
+        (LengthError, lambda: cache.eviction_order(-1)),
         (ConfigError, lambda: cache.resize(0)),
         (RequestStateError, lambda: cache.release(foreign_request())),
     ]

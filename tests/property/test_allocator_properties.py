@@ -77,11 +77,12 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(num_pages=st.integers(1, 24))
     def resize(self, num_pages: int) -> None:
         before = free_order(self.allocator)
-        in_the_way = sum(1 for page in self.used if page > num_pages)
-        if in_the_way:
+        last_page = max(self.used, default=0)
+        if last_page > num_pages:
             with pytest.raises(PagesInUseError) as caught:
                 self.allocator.resize(num_pages)
-            assert in_the_way == caught.value.num_pages_in_use
+            assert last_page == caught.value.needed
+            assert num_pages == caught.value.available
             assert before == free_order(self.allocator)
             return
         self.allocator.resize(num_pages)

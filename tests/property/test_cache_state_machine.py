@@ -50,12 +50,25 @@ class CacheMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 2, 3, 16]),
         num_rows=st.integers(1, 4),
         shorter=st.integers(0, 2),
+        partial_pages=st.booleans(),
     )
     def start(
-        self, policy: str, num_pages: int, page_size: int, num_rows: int, shorter: int
+        self,
+        policy: str,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        shorter: int,
+        partial_pages: bool,
     ) -> None:
-        max_len = 20 * page_size - shorter
-        self.checked = CheckedCache(policy, num_pages, page_size, num_rows, max_len)
+        self.checked = CheckedCache(
+            policy,
+            num_pages,
+            page_size,
+            num_rows,
+            max_len=20 * page_size - shorter,
+            partial_pages=partial_pages,
+        )
 
     def pick(self, number: int) -> Live:
         """One of the running requests; admits one if there is none."""

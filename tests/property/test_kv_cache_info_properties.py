@@ -14,6 +14,7 @@ from radixkv.mem_cache import KVCacheInfo
 
 NUM_ROWS = 12
 NUM_COLUMNS = 9
+NUM_PAGES = 5
 
 int32 = st.integers(0, 2**31 - 1)
 
@@ -34,6 +35,7 @@ def steps(draw: st.DrawFn, rows: list[int] | None = None) -> dict[str, list[int]
         page_indptr.append(page_indptr[-1] + num_new)
     pages = draw(st.lists(int32, min_size=page_indptr[-1], max_size=page_indptr[-1]))
     forgotten = draw(st.lists(st.integers(1, NUM_ROWS), unique=True))
+    copies = draw(st.dictionaries(st.integers(1, NUM_PAGES), st.integers(1, NUM_PAGES)))
     return {
         "rows": rows,
         "starts": starts,
@@ -42,12 +44,23 @@ def steps(draw: st.DrawFn, rows: list[int] | None = None) -> dict[str, list[int]
         "page_indptr": page_indptr,
         "new_pages": pages,
         "forgotten_rows": forgotten,
+        "copy_sources": list(copies.values()),
+        "copy_targets": list(copies),
     }
 
 
 def pack(step: dict[str, list[int]]) -> KVCacheInfo:
-    pages = np.array(step["new_pages"], np.int32).tobytes()
-    return KVCacheInfo.pack(**{**step, "new_pages": pages})  # type: ignore[arg-type]
+    info = KVCacheInfo.pack(
+        step["rows"],
+        step["starts"],
+        step["stops"],
+        step["page_starts"],
+        step["page_indptr"],
+        np.array(step["new_pages"], np.int32).tobytes(),
+        step["forgotten_rows"],
+    )
+    copies = zip(step["copy_targets"], step["copy_sources"], strict=True)
+    return info.with_copies(dict(copies))
 
 
 def fields(info: KVCacheInfo) -> dict[str, list[int]]:
@@ -59,6 +72,8 @@ def fields(info: KVCacheInfo) -> dict[str, list[int]]:
         "page_indptr": info.page_indptr.tolist(),
         "new_pages": info.new_pages.tolist(),
         "forgotten_rows": info.forgotten_rows.tolist(),
+        "copy_sources": info.copy_sources.tolist(),
+        "copy_targets": info.copy_targets.tolist(),
     }
 
 
@@ -72,6 +87,11 @@ def apply(table: np.ndarray, info: KVCacheInfo) -> None:
         table[row, column : column + len(pages)] = pages
 
 
+def copied(pool: list[int], info: KVCacheInfo) -> list[int]:
+    """What is in the pages of a pool when a message's copies are made."""
+    return [pool[info.copies.get(page, page)] for page in range(len(pool))]
+
+
 @given(step=steps())
 def test_what_is_packed_comes_out(step: dict[str, list[int]]) -> None:
     info = pack(step)
@@ -79,6 +99,7 @@ def test_what_is_packed_comes_out(step: dict[str, list[int]]) -> None:
     assert step == fields(info)
     assert len(step["rows"]) == info.num_reqs
     assert len(step["new_pages"]) == info.num_new_pages
+    assert len(step["copy_sources"]) == info.num_copies == len(info.copies)
 
 
 @given(step=steps())
@@ -120,6 +141,10 @@ def test_merged_messages_say_what_they_said_one_by_one(data: st.DataObject) -> N
     apply(together, merged)
 
     assert apart.tolist() == together.tolist()
+    pool = list(range(NUM_PAGES + 1))
+    for info in infos:
+        pool = copied(pool, info)
+    assert pool == copied(list(range(NUM_PAGES + 1)), merged)
     for name in ("rows", "starts", "stops", "page_starts", "new_pages"):
         expected = [x for info in infos for x in getattr(info, name).tolist()]
         assert expected == getattr(merged, name).tolist()

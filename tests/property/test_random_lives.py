@@ -149,12 +149,25 @@ class RandomLife:
     num_pages=st.integers(4, 12),
     page_size=st.sampled_from([1, 2, 3, 16]),
     num_rows=st.integers(2, 5),
+    partial_pages=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_busy_cache_equals_the_oracle(
-    policy: str, num_pages: int, page_size: int, num_rows: int, seed: int
+    policy: str,
+    num_pages: int,
+    page_size: int,
+    num_rows: int,
+    partial_pages: bool,
+    seed: int,
 ) -> None:
-    checked = CheckedCache(policy, num_pages, page_size, num_rows, 20 * page_size)
+    checked = CheckedCache(
+        policy,
+        num_pages,
+        page_size,
+        num_rows,
+        20 * page_size,
+        partial_pages=partial_pages,
+    )
     life = RandomLife(checked, Random(seed))
     for _ in range(NUM_STEPS):
         life.step()

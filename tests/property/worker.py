@@ -39,6 +39,7 @@ class LabelWorker:
         """Decode a message from its wire form and apply it."""
         wire = msgspec.msgpack.encode(info)
         info = msgspec.msgpack.decode(wire, type=KVCacheInfo)
+        self.labels = self.labels_after(info.copies)
         self.table[info.forgotten_rows] = 0
         bounds = info.page_indptr.tolist()
         for i, row in enumerate(info.rows.tolist()):
@@ -46,6 +47,14 @@ class LabelWorker:
             column = int(info.page_starts[i])
             self.table[row, column : column + len(pages)] = pages
         return info
+
+    def labels_after(self, copies: dict[int, int]) -> NDArray[np.int64]:
+        """What the slots hold when these copies, source by target, are made."""
+        before = self.labels.reshape(-1, self.page_size)
+        after = before.copy()
+        for target, source in copies.items():
+            after[target] = before[source]
+        return after.reshape(-1)
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         positions = np.arange(start, stop)

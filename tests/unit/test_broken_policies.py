@@ -46,6 +46,13 @@ class FailsOnce:
         return 0
 
 
+class DoesNotOrder:
+    """Sets compare, but of two that differ here none is less."""
+
+    def key(self, node: RadixNode) -> frozenset[int]:
+        return frozenset(node.key[:1])
+
+
 def serve(cache: RadixCache, *firsts: int) -> None:
     """Run requests of 9 tokens, one after another, from admission to end."""
     for first in firsts:
@@ -86,3 +93,27 @@ def test_a_broken_policy_refuses_to_evict_and_breaks_nothing(
             call(cache.total_size)
     cache.reset()
     cache.check_integrity()
+
+
+def test_keys_without_an_order_are_noticed_when_a_leaf_is_not_where_it_was() -> None:
+    """In the middle of a lock, which must not stop half-way."""
+    cache = make_cache(num_pages=20, policy=DoesNotOrder())
+    for first in (10, 20, 30, 40, 20):
+        serve(cache, first)
+        cache.check_integrity()
+
+    for call in (cache.evict, cache.eviction_order):
+        with pytest.raises(PolicyError, match=r"DoesNotOrder.* failed") as caught:
+            call(1)
+        assert isinstance(caught.value.__cause__, ValueError)
+    assert law(cache) == (48, 32, 0, 0)
+    request = cache.admit(span(30, 38))
+    assert request is not None
+    assert law(cache) == (48, 24, 8, 0)
+    cache.release(request)
+    for first in (40, 50, 10):
+        serve(cache, first)
+        cache.check_integrity()
+    assert law(cache) == (40, 40, 0, 0)
+    cache.reset()
+    assert law(cache) == (80, 0, 0, 0)

@@ -14,6 +14,7 @@ from radixkv.mem_cache import (
     ForeignPageError,
     IntegrityError,
     LengthError,
+    OutOfContentsError,
     OutOfPagesError,
     PageError,
     PagesInUseError,
@@ -53,6 +54,7 @@ def test_every_error_stands_in_the_tree_of_the_docstring(
         (DoubleFreeError, PageError),
         (ForeignPageError, PageError),
         (OutOfPagesError, MemoryError),
+        (OutOfContentsError, MemoryError),
         (PagesInUseError, RuntimeError),
         (RequestStateError, RuntimeError),
         (CacheBusyError, RuntimeError),
@@ -75,14 +77,20 @@ def test_out_of_pages_says_where_the_pages_are() -> None:
     )
 
 
-def test_pages_in_use_says_how_many_are_in_the_way() -> None:
-    assert str(PagesInUseError(4, 2)) == (
-        "cannot shrink to 4 pages: 2 pages above that are in use"
+def test_pages_in_use_says_how_many_are_needed() -> None:
+    assert str(PagesInUseError(needed=6, available=4)) == (
+        "cannot shrink to 4 pages: those in use need at least 6"
     )
 
 
 @pytest.mark.parametrize(
-    "error", [OutOfPagesError(9, 1, 2, 3, 4), PagesInUseError(4, 2), TokenError("no")]
+    "error",
+    [
+        OutOfPagesError(9, 1, 2, 3, 4),
+        OutOfContentsError(5, 2),
+        PagesInUseError(6, 4),
+        TokenError("no"),
+    ],
 )
 def test_errors_cross_a_process_border(error: RadixKVError) -> None:
     copy = pickle.loads(pickle.dumps(error))

@@ -85,8 +85,10 @@ def test_a_lost_page_is_named() -> None:
 def test_a_page_with_two_owners_is_named() -> None:
     text = report(lambda cache, request: cache.memory.allocator.free([3]))
 
-    assert "page 3 has 2 owners: RadixNode" in text
-    assert "the free list" in text
+    assert (
+        "page 3 has 2 owners: RadixNode(num_pages=2, lock_ref=0, num_children=0) "
+        "at 8..16 of namespace None, the free list\n"
+    ) in f"{text}\n"
     assert "= 17, capacity 16 (+1 pages)" in text
 
 
@@ -99,6 +101,7 @@ def test_two_requests_with_one_page_are_named() -> None:
     text = report(break_it)
 
     assert "page 5 has 2 owners: RequestKV(req_pool_idx=1" in text
+    assert ", RequestKV(req_pool_idx=2" in text
     assert "page 7 has no owner" in text
 
 
@@ -108,7 +111,7 @@ def test_a_foreign_page_is_named() -> None:
 
     text = report(break_it)
 
-    assert "page 99 is foreign" in text
+    assert "page 99 is foreign, owned by RadixNode(num_pages=2" in text
     assert "page 4 has no owner" in text
 
 
@@ -116,7 +119,20 @@ def test_a_page_of_a_row_that_changed_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         cache.memory.request_table.write(request.req_pool_idx, 0, page(2) + page(1))
 
-    assert "its row does not list its tree path" in report(break_it)
+    text = report(break_it)
+
+    assert "its row does not list its tree path: column 0 lists 2, not page 1" in text
+
+
+def test_a_path_that_is_longer_than_its_row_is_noticed() -> None:
+    cache = make_cache(page_size=1, max_num_requests=1, max_context_len=2)
+    request = run(cache, [1, 2])
+    request.node = RadixNode(b"", b"".join(map(page, range(3))), RadixRoot(None))
+    with pytest.raises(IntegrityError, match="column 0 lists 1, not page 0"):
+        cache.check_integrity()
+    cache.memory.request_table.write(1, 0, page(0) + page(1))
+    with pytest.raises(IntegrityError, match="column 2 lists None, not page 2"):
+        cache.check_integrity()
 
 
 @pytest.mark.parametrize("number", [1, -1])
@@ -124,14 +140,21 @@ def test_a_wrong_lock_is_named_with_a_sign(number: int) -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         nodes(cache)[0].lock_ref += number
 
-    assert f"lock_ref is off by {number:+d}" in report(break_it)
+    text = report(break_it)
+
+    assert f"at 0..8 of namespace None: lock_ref is off by {number:+d}; " in text
+    assert "leased by RequestKV(req_pool_idx=1, protected_len=8" in text
+    assert "0 children are protected" in text
 
 
 def test_a_lock_below_an_unlocked_parent_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         nodes(cache)[1].lock_ref = 1
 
-    assert "lock_ref is off by" in report(break_it)
+    text = report(break_it)
+
+    assert "lock_ref is off by +1; leased by nobody, 0 children" in text
+    assert "lock_ref is off by -1; leased by RequestKV(req_pool_idx=1" in text
 
 
 def test_a_child_under_a_wrong_key_is_noticed() -> None:
@@ -140,14 +163,16 @@ def test_a_child_under_a_wrong_key_is_noticed() -> None:
         del upper.children[lower.key[:16]]
         upper.children[b"wrong"] = lower
 
-    assert "is not its parent's child" in report(break_it)
+    text = report(break_it)
+
+    assert "at 8..16 of namespace None is not its parent's child: None is, of " in text
 
 
 def test_a_key_that_does_not_fit_its_pages_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         nodes(cache)[1].key += b"more"
 
-    assert "has a key of 36 bytes" in report(break_it)
+    assert "has a key of 36 bytes, its pages need 32" in report(break_it)
 
 
 def test_an_empty_node_is_noticed() -> None:
@@ -163,7 +188,9 @@ def test_a_node_that_is_missing_in_the_index_is_noticed(policy: str) -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         cache._tree.index.protect(nodes(cache)[1])
 
-    assert "wrongly in or not in the eviction index" in report(break_it, policy)
+    text = report(break_it, policy)
+
+    assert "at 8..16 of namespace None is wrongly not in the eviction index" in text
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
@@ -174,7 +201,9 @@ def test_a_protected_node_in_the_index_is_noticed(policy: str) -> None:
         cache._tree.index.release(node)
         node.children = children
 
-    assert "wrongly in or not in the eviction index" in report(break_it, policy)
+    text = report(break_it, policy)
+
+    assert "at 0..8 of namespace None is wrongly in the eviction index" in text
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
@@ -192,7 +221,7 @@ def test_a_parent_that_goes_before_its_child_is_noticed() -> None:
         cache._tree.index.protect(lower)
         cache._tree.index.release(lower)
 
-    assert "goes next, but has children" in report(break_it)
+    assert "at 0..8 of namespace None goes next, but has children" in report(break_it)
 
 
 def test_a_lease_outside_the_tree_is_noticed() -> None:
@@ -201,8 +230,10 @@ def test_a_lease_outside_the_tree_is_noticed() -> None:
 
     text = report(break_it)
 
-    assert "outside the tree" in text
-    assert "lock_ref is off by +1" in text
+    assert "RequestKV(req_pool_idx=1, protected_len=8" in text
+    assert " leases RadixRoot(num_pages=0" in text
+    assert "which is outside the tree" in text
+    assert "lock_ref is off by +1; leased by nobody" in text
 
 
 @pytest.mark.parametrize("number", [4, -4])
@@ -212,7 +243,7 @@ def test_a_protected_length_that_does_not_fit_the_path_is_noticed(number: int) -
 
     text = report(break_it)
 
-    assert "protected_len does not fit its tree path" in text
+    assert "protected_len does not fit its tree path of 8" in text
     assert (
         f"held: counter 2, recount {2 - number // 4} ({number // 4:+d} pages)" in text
     )
@@ -229,23 +260,42 @@ def test_a_page_count_that_does_not_fit_the_lengths_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         request.num_pages += 1
 
-    assert "num_pages does not fit its allocated_len" in report(break_it)
+    assert "num_pages does not fit its allocated_len: 5, not 4" in report(break_it)
 
 
-def test_a_lost_row_is_noticed() -> None:
-    assert "a row of the request table is lost" in report(
+def test_workers_that_know_more_pages_than_there_are_are_noticed() -> None:
+    def break_it(cache: RadixCache, request: RequestKV) -> None:
+        request.num_known_pages = 5
+
+    assert "workers know 5 pages of its row" in report(break_it)
+
+
+def test_a_lost_row_is_named() -> None:
+    assert "row 2 has no owner" in report(
         lambda cache, request: cache.memory.request_table.alloc()
     )
 
 
-def test_a_row_with_two_owners_is_noticed() -> None:
-    assert "or has two owners" in report(
+def test_a_row_with_two_owners_is_named() -> None:
+    text = report(
         lambda cache, request: cache.memory.request_table.free(request.req_pool_idx)
     )
 
+    assert "row 1 has 2 owners: the free rows, RequestKV(req_pool_idx=1" in text
+
+
+def test_a_foreign_row_is_named() -> None:
+    def break_it(cache: RadixCache, request: RequestKV) -> None:
+        run(cache, span(70, 73)).req_pool_idx = 0
+
+    text = report(break_it)
+
+    assert "row 0 is foreign, owned by RequestKV(req_pool_idx=0" in text
+    assert "row 2 has no owner" in text
+
 
 def test_pages_in_the_padding_row_are_noticed() -> None:
-    assert "the padding row lists pages" in report(
+    assert "the padding row lists pages [3]" in report(
         lambda cache, request: cache.memory.request_table.write(0, 0, page(3))
     )
 
@@ -259,6 +309,7 @@ def test_a_page_twice_in_the_free_list_is_noticed() -> None:
 
     assert "no owner: pages [16]" in text
     assert "two owners: pages [15]" in text
+    assert "page 15 has 2 owners: the free list, the free list" in text
 
 
 def test_a_foreign_page_in_the_free_list_is_noticed() -> None:

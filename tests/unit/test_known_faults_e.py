@@ -267,18 +267,17 @@ def test_b145_a_shrink_is_refused_until_usage_fits_and_growth_works_after_it() -
     cache = make_cache(16, 4)
     insert(cache, span(1, 8))
     requests = [run(cache, span(10 * i, 10 * i + 7)) for i in range(1, 6)]
-    slots = [cache.slots(request).tolist() for request in requests]
     assert law(cache) == (16, 8, 0, 40)
 
     with pytest.raises(PagesInUseError) as caught:
         cache.resize(8)
-    assert caught.value.num_pages_in_use == 4
+    assert (caught.value.needed, caught.value.available) == (10, 8)
     assert cache.match_prefix(span(1, 8)) == 8
     for request in (requests.pop(), requests.pop()):
         cache.release(request)
     cache.resize(8)
     assert law(cache) == (0, 8, 0, 24)
-    assert slots[:3] == [cache.slots(request).tolist() for request in requests]
+    assert max(cache.slots(request).max() for request in requests) < 9 * 4
     cache.resize(16)
     assert law(cache) == (32, 8, 0, 24)
     with pytest.raises(ConfigError):

@@ -416,7 +416,7 @@ def test_workers_still_forget_the_rows_from_before_a_reset() -> None:
     assert decode(cache, request).forgotten_rows.tolist() == []
 
 
-def test_a_shrink_evicts_what_is_cached_above_the_new_end() -> None:
+def test_a_shrink_evicts_no_more_than_must_go() -> None:
     cache = make_cache(8, 4)
     insert(cache, span(1, 12))
     insert(cache, span(1, 20))
@@ -434,12 +434,12 @@ def test_a_shrink_below_a_running_request_is_refused() -> None:
     request = run(cache, span(20, 31))
 
     with pytest.raises(PagesInUseError) as caught:
-        cache.resize(3)
-    assert caught.value.num_pages_in_use == 2
+        cache.resize(2)
+    assert (caught.value.needed, caught.value.available) == (3, 2)
     assert cache.match_prefix(span(1, 8)) == 8
     cache.cache_finished_req(request, span(20, 31))
-    cache.resize(3)
-    assert law(cache) == (0, 12, 0, 0)
+    cache.resize(2)
+    assert law(cache) == (0, 8, 0, 0)
 
 
 def test_a_second_release_is_refused() -> None:

@@ -384,32 +384,6 @@ def test_an_evicted_leaf_does_not_come_back_with_a_new_node() -> None:
     assert match(tree, [1, 8, 9]) == 3
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_pages_above_an_end_go_with_what_follows_them(policy: str) -> None:
-    tree = make_tree(policy=policy)
-    insert(tree, [1, 2], 1)
-    insert(tree, [1, 2, 3, 4], 8)
-    insert(tree, [1, 2, 3, 4, 5], 3)
-    insert(tree, [6], 10)
-    assert tree.num_evictable_pages_above(7) == 3
-    freed = tree.evict_above(7)
-
-    assert [3, 8, 9, 10] == sorted(ids(freed))
-    assert match(tree, [1, 2, 3, 4, 5]) == 2
-    assert match(tree, [6]) == 0
-    assert sizes(tree) == (2, 0)
-    assert [2, 1] == ids(tree.evict(1) + tree.evict(1))
-
-
-def test_pages_above_an_end_go_though_their_parent_is_protected() -> None:
-    tree = make_tree()
-    lease(tree, [1, 2], 1)
-    insert(tree, [1, 2, 3, 4], 8)
-
-    assert [8, 9] == sorted(ids(tree.evict_above(7)))
-    assert sizes(tree) == (0, 2)
-
-
 def test_clear_forgets_everything() -> None:
     for policy in ("lru", "lfu"):
         tree = make_tree(policy=policy)
@@ -455,7 +429,7 @@ def test_b138_a_chain_deeper_than_the_stack_works(policy: str) -> None:
     assert list(range(1, depth + 1)) == ids(pages)
     tree.unlock(again)
     assert [depth] == ids(tree.evict(1))
-    assert depth - 1 == len(ids(tree.evict_above(0)))
+    assert depth - 1 == len(ids(tree.evict(depth)))
 
 
 def test_nodes_come_parents_first() -> None:

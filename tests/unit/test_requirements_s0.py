@@ -69,7 +69,12 @@ def test_s0_1_an_engine_runs_without_torch() -> None:
 def test_s0_2_a_message_says_nothing_of_layers_and_heads() -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(KVCacheInfo)}
 
-    assert fields == {"num_reqs": int, "num_new_pages": int, "payload": bytes}
+    assert fields == {
+        "num_reqs": int,
+        "num_new_pages": int,
+        "payload": bytes,
+        "num_copies": int,
+    }
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

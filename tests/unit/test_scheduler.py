@@ -390,6 +390,21 @@ def test_the_newest_is_retracted_and_comes_back_with_what_it_had() -> None:
     assert newer.num_computed_tokens < 2 * (4 + 12)
 
 
+def test_recomputation_after_a_retraction_is_counted_apart() -> None:
+    scheduler = make(6, 4)
+    _, newer = add(scheduler, "a", 4, 16), add(scheduler, "b", 4, 12)
+    drain(scheduler)
+    stats = scheduler.cache.stats()
+
+    assert (stats.num_admitted_requests, stats.num_resumed_requests) == (3, 1)
+    # Two prompts, and the token that had no K and V when the pages went.
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (4 + 4 + 1, 0)
+    assert stats.num_resumed_cached_tokens > 0
+    resumed = stats.num_resumed_cached_tokens + stats.num_recomputed_tokens
+    assert newer.retracted_len == resumed
+    assert newer.num_computed_tokens == 4 + 12 - 1 + stats.num_recomputed_tokens
+
+
 def test_who_was_retracted_goes_before_who_never_ran() -> None:
     scheduler = make(6, 4, limits=SchedulerLimits(max_running_requests=2))
     add(scheduler, "a", 4, 16)
@@ -603,7 +618,8 @@ class FailsSoon:
         return 0
 
 
-def test_a_policy_that_fails_leaves_no_request_half_scheduled() -> None:
+def make_to_fail() -> tuple[Engine, Request, Request]:
+    """The policy fails in the next step, once the first request has its slot."""
     memory = MemoryManager(8, 4, max_num_requests=3, max_context_len=32)
     cache = RadixCache(memory, FailsSoon())
     engine = Engine(Scheduler(cache), NullRunner(9))
@@ -614,6 +630,12 @@ def test_a_policy_that_fails_leaves_no_request_half_scheduled() -> None:
     engine.scheduler.add_request(first)
     engine.step()
     engine.scheduler.add_request(second)
+    return engine, first, second
+
+
+def test_a_policy_that_fails_leaves_no_request_half_scheduled() -> None:
+    engine, first, second = make_to_fail()
+    cache = engine.scheduler.cache
 
     with pytest.raises(PolicyError):
         engine.step()
@@ -622,6 +644,17 @@ def test_a_policy_that_fails_leaves_no_request_half_scheduled() -> None:
     assert (first.status, first.finish_reason) == ("finished", "abort")
     assert (second.status, second.kv) == ("waiting", None)
     assert cache.held_size == cache.protected_size == 0
+
+
+def test_a_step_that_fails_halfway_loses_no_page_copy() -> None:
+    engine, _, _ = make_to_fail()
+    copies = engine.scheduler.cache.memory.page_copies
+    copies.add({2: 1})
+
+    with pytest.raises(PolicyError):
+        engine.step()
+
+    assert copies.pending == {2: 1}
 
 
 def test_an_unknown_token_is_refused_before_it_fails_a_step() -> None:

@@ -1,0 +1,225 @@
+"""The explainer: why a request finds in the cache what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ghost_index import EvictedPart, GhostIndex
+from .hit_report import HitReport
+from .in_flight import InFlight
+from .radix_node import RadixRoot
+from .radix_tree import RadixTree
+from .request_kv import RequestKV
+from .root_directory import RootDirectory
+from .tokens import TOKEN_BYTES
+
+QUOTA: Final = "quota"
+"""The cause of evictions that keep a namespace below its ceiling."""
+
+
+class Explainer:
+    """Makes the hit reports of a radix cache.
+
+    It listens to the tree for what is published and evicted, and is told when requests
+    come, publish and go. A report costs a few look-ups where the hit ends, whatever the
+    length of the prompt.
+    """
+
+    def __init__(
+        self, tree: RadixTree, page_bytes: int, num_pages: int, policy: str
+    ) -> None:
+        """Listen to an empty tree.
+
+        Args:
+            tree: The cached prefixes.
+            page_bytes: Bytes of the tokens of one page.
+            num_pages: Pages of the pool; it remembers the tokens of as many that were
+                evicted.
+            policy: Name of the eviction policy.
+        """
+        self._page_bytes = page_bytes
+        self._ghosts = GhostIndex(tree, page_bytes, num_pages, policy)
+        self._in_flight = InFlight(page_bytes)
+        self._directory = RootDirectory(tree, page_bytes)
+        # Who has the ghosts of a namespace, since its root goes with its last page.
+        self._roots: dict[Hashable, RadixRoot] = {}
+        self._max_num_roots = 64
+
+    def resize(self, num_pages: int) -> None:
+        """Take note of another number of pages in the pool."""
+        self._ghosts.resize(num_pages)
+
+    def clear(self) -> None:
+        """Take note that the cache starts anew."""
+        self._ghosts.clear()
+        self._roots.clear()
+
+    def end_epoch(self, namespace: Hashable) -> None:
+        """Take note that what a namespace lost is worth nothing any more. O(1)."""
+        with suppress(Exception):  # see `_remember`
+            root = self._roots.pop(namespace, None)
+            if root is not None:
+                self._ghosts.drop(root)
+
+    def begin(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+        """Explain the hit of a request that was just admitted.
+
+        Args:
+            request: It begins with its hit. What was looked up of it, whole pages of
+                all tokens but the last, is in `awaited`.
+            tokens: What it was admitted with, int32 `[num_tokens]`.
+
+        Complexity: O(1), plus O(log running requests) comparisons.
+        """
+        node = request.node
+        assert node is not None  # it has its lease
+        root = node.root
+        if node is root:
+            self._remember(root)
+        num_tokens = len(tokens)
+        key = raw = request.awaited
+        end = len(raw)
+        at = hit = available = request.protected_len * TOKEN_BYTES
+        if num_tokens * TOKEN_BYTES - end == self._page_bytes:
+            # The last page is whole, too, but kept back.
+            key = tokens.tobytes()
+            if hit == end and key[end:] in node.children:
+                available = end + self._page_bytes
+        parts: Sequence[EvictedPart] = ()
+        unpublished = epoch = namespace = 0
+        if hit < end:
+            parts = self._ghosts.follow(node, raw, hit)
+            if parts:
+                at = parts[-1][0]
+        if available < len(key):
+            request.awaited = key
+            at = unpublished = self._in_flight.join(root, key, at)
+            if at < end and self._directory.has_several:
+                epoch, namespace = self._directory.find(root, raw, at)
+        else:
+            request.awaited = b""
+        request.hit_report = self._report(
+            request,
+            num_tokens,
+            available // TOKEN_BYTES,
+            parts,
+            (unpublished, epoch, namespace, end),
+        )
+        self._ghosts.now += 1
+
+    def published(self, request: RequestKV) -> None:
+        """Take note that a request published pages that others may wait for."""
+        if request.protected_len * TOKEN_BYTES >= len(request.awaited):
+            self.end(request)
+
+    def end(self, request: RequestKV) -> None:
+        """Take note that nobody need wait for a request any longer."""
+        node = request.node
+        assert node is not None  # it has its lease
+        self._in_flight.leave(node.root, request.awaited)
+        request.awaited = b""
+
+    def _report(
+        self,
+        request: RequestKV,
+        num_tokens: int,
+        available_len: int,
+        parts: Sequence[EvictedPart],
+        ends: tuple[int, int, int, int],
+    ) -> HitReport:
+        """Count every token once, for the first reason that reaches it.
+
+        Args:
+            request: The request.
+            num_tokens: What it was admitted with.
+            available_len: What was cached of that, in tokens.
+            parts: What was evicted of the rest.
+            ends: How far the other reasons reach, in bytes: not published yet, another
+                epoch, another namespace, and whole pages.
+        """
+        unpublished, epoch, namespace, end = ends
+        whole_len = end // TOKEN_BYTES
+        granted_len = request.committed_len
+        # All tokens before `position` are counted.
+        position = max(granted_len, request.computed_len)
+        num_recomputed = position - granted_len
+        num_evicted = num_quota = num_unpublished = num_epoch = num_namespace = 0
+        by: str | None = None
+        ago: int | None = None
+        if parts:
+            _, by, when = parts[0]
+            ago = self._ghosts.now - when
+            num_evicted, num_quota = _count_evicted(parts, position)
+            position += num_evicted + num_quota
+        if unpublished:
+            stop = min(unpublished // TOKEN_BYTES, whole_len)
+            num_unpublished = max(0, stop - position)
+            position += num_unpublished
+        if epoch:
+            num_epoch = max(0, epoch // TOKEN_BYTES - position)
+            position += num_epoch
+        if namespace:
+            num_namespace = max(0, namespace // TOKEN_BYTES - position)
+            position += num_namespace
+        num_cold = whole_len - position if position < whole_len else 0
+        return HitReport(
+            num_tokens,
+            available_len,
+            granted_len,
+            num_recomputed,
+            num_evicted,
+            num_quota,
+            num_unpublished,
+            num_epoch,
+            num_namespace,
+            num_cold,
+            num_tokens - position - num_cold,
+            by,
+            ago,
+        )
+
+    def _remember(self, root: RadixRoot) -> None:
+        """Give the ghosts of a namespace to its root, which may be a new one."""
+        known = None
+        # A namespace that cannot be compared with one that is gone is admitted, as it
+        # would be without explanations.
+        with suppress(Exception):
+            known = self._roots.get(root.namespace)
+            if known is root:
+                return
+            self._roots[root.namespace] = root
+        self._directory.add(root, known)
+        if known is not None:
+            self._ghosts.move_root(known, root)
+        if len(self._roots) > self._max_num_roots:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Let go of the namespaces that went and have no ghosts. O(1) amortized."""
+        roots: dict[Hashable, RadixRoot] = {}
+        for namespace, root in self._roots.items():
+            if root.children or root.lock_ref > 1 or self._ghosts.has_behind(root):
+                roots[namespace] = root
+            else:
+                self._ghosts.drop(root)
+        self._roots = roots
+        self._max_num_roots = 2 * len(self._roots) + 64
+
+
+def _count_evicted(parts: Sequence[EvictedPart], position: int) -> tuple[int, int]:
+    """Count the tokens behind `position` that were evicted, and those for a quota."""
+    num_evicted = num_quota = 0
+    for stop, by, _ in parts:
+        num_new = stop // TOKEN_BYTES - position
+        if num_new > 0:
+            position += num_new
+            if by == QUOTA:
+                num_quota += num_new
+            else:
+                num_evicted += num_new
+    return num_evicted, num_quota

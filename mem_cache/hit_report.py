@@ -1,0 +1,62 @@
+"""Why a request found what it found in the cache."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HitReport(msgspec.Struct, frozen=True, gc=False):
+    """What the cache had of a request at its admission, and why not more.
+
+    Every token of the request is counted once::
+
+        num_tokens = granted_len
+                   + num_recomputed_tokens
+                   + num_evicted_tokens + num_quota_tokens
+                   + num_unpublished_tokens
+                   + num_other_epoch_tokens
+                   + num_other_namespace_tokens
+                   + num_cold_tokens
+                   + num_unaligned_tokens
+
+    Each reason holds for a run of tokens that begins where the hit ends. A token for
+    which several reasons hold counts for the first of them, in the order above.
+
+    Attributes:
+        num_tokens: Tokens that the request was admitted with.
+        available_len: Leading tokens that were cached, in whole pages.
+        granted_len: Those of them that it need not compute. One token is always left,
+            so this is less if all of a request is cached.
+        num_recomputed_tokens: Computed once, before the request was retracted, and not
+            cached any more; see `computed_len` of `PrefixCache.admit`.
+        num_evicted_tokens: Were cached in this epoch, and were evicted. Of what was
+            evicted, the cache remembers as many pages as it has.
+        num_quota_tokens: The same, but they had to go since their namespace had reached
+            its ceiling.
+        num_unpublished_tokens: A running request was admitted with the same tokens, and
+            has not published them yet.
+        num_other_epoch_tokens: Resident, but in an epoch that has ended.
+        num_other_namespace_tokens: Cached in another namespace. At most 8 namespaces
+            and ended epochs are looked at whose first page is the same.
+        num_cold_tokens: Never seen, or forgotten.
+        num_unaligned_tokens: No cache could have them: the last page is kept back, full
+            or not, so that one token is left to compute.
+        evicted_by: Who evicted the first missing page: the policy's name, ``"quota"``,
+            ``"manual"`` (`evict` and `evict_if_needed`) or ``"resize"``. ``None`` if it
+            was not evicted, as far as is known.
+        evicted_ago: Admissions between that eviction and this one.
+    """
+
+    num_tokens: int
+    available_len: int
+    granted_len: int
+    num_recomputed_tokens: int
+    num_evicted_tokens: int
+    num_quota_tokens: int
+    num_unpublished_tokens: int
+    num_other_epoch_tokens: int
+    num_other_namespace_tokens: int
+    num_cold_tokens: int
+    num_unaligned_tokens: int
+    evicted_by: str | None
+    evicted_ago: int | None

@@ -1,0 +1,27 @@
+"""Tools for the tests of those who write policies, caches or schedulers.
+
+They need `hypothesis`, which comes with ``radixkv[testing]``. Nothing else in the
+library imports this package.
+"""
+
+from .cache_machine import CacheMachine
+from .checked_cache import CheckedCache, Live, Refusal
+from .label_worker import LabelWorker
+from .oracle import CachedPage, CacheOracle, ModelRequest, NoRoomError, PastEpoch
+from .policy_checks import check_policy
+from .strategies import prompts
+
+__all__ = [
+    "CacheMachine",
+    "CacheOracle",
+    "CachedPage",
+    "CheckedCache",
+    "LabelWorker",
+    "Live",
+    "ModelRequest",
+    "NoRoomError",
+    "PastEpoch",
+    "Refusal",
+    "check_policy",
+    "prompts",
+]

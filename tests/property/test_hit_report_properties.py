@@ -1,0 +1,290 @@
+"""Every report and every counter equals that of a dictionary of page prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.mem_cache import HitReport, KVCacheInfo, RequestKV
+
+from .checked_cache import CheckedCache, Live
+from .oracle import CacheOracle, Key, ModelRequest, PastEpoch
+from .test_random_lives import RandomLife
+
+NUM_STEPS = 60
+REASONS = [
+    "evicted",
+    "unpublished",
+    "other_epoch",
+    "other_namespace",
+    "cold",
+    "unaligned",
+]
+
+
+class RecordingOracle(CacheOracle):
+    """Takes down whom it evicts, in order."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.victims: list[Key] = []
+
+    def evict(self, num_pages: int) -> list[Key]:
+        victims = super().evict(num_pages)
+        self.victims += victims
+        return victims
+
+    def eviction_order(self, num_pages: int) -> list[tuple[Key, int]]:
+        order = super().eviction_order(num_pages)
+        self.victims.clear()
+        return order
+
+
+class ExplainedCache(CheckedCache):
+    """A checked cache whose reports and counters are checked, too.
+
+    Attributes:
+        evicted: By whom each page was evicted that is remembered, and after how many
+            admissions; those first that were evicted first.
+        bound: Most pages to remember.
+        admitted: The whole pages of what running requests were admitted with.
+        pending: The reports of requests that have no pages of their own yet.
+        booked: What `stats` must tell.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        max_len: int,
+        *,
+        partial_pages: bool,
+        random: Random,
+    ) -> None:
+        super().__init__(
+            policy, num_pages, page_size, num_rows, max_len, partial_pages=partial_pages
+        )
+        self.oracle = self.recorder = RecordingOracle(
+            num_pages, page_size, num_rows, policy, partial_pages=partial_pages
+        )
+        self.random = random
+        self.policy = "LRU" if policy == "keyed lru" else policy
+        self.evicted: dict[Key, tuple[str, int]] = {}
+        self.bound = num_pages
+        self.num_admissions = 0
+        self.admitted: dict[ModelRequest, tuple[int, ...]] = {}
+        self.pending: dict[ModelRequest, HitReport] = {}
+        self.booked: Counter[str] = Counter()
+
+    # What happens -----------------------------------------------------------
+
+    @contextmanager
+    def noting(self, cause: str) -> Iterator[None]:
+        """Take down what is evicted and what is published meanwhile."""
+        yield
+        for key in self.recorder.victims:
+            self.evicted.pop(key, None)
+            if not isinstance(key[0], PastEpoch):
+                self.evicted[key] = (cause, self.num_admissions)
+        self.recorder.victims.clear()
+        for key in self.oracle.cached:
+            self.evicted.pop(key, None)
+        self.forget()
+
+    def forget(self) -> None:
+        while len(self.evicted) > self.bound:
+            del self.evicted[next(iter(self.evicted))]
+
+    def admit(
+        self,
+        tokens: list[int],
+        namespace: Hashable = None,
+        priority: int = 0,
+        computed_len: int = 0,
+    ) -> Live | None:
+        if self.random.random() < 0.2:
+            computed_len = self.random.randint(0, len(tokens))
+        with self.noting(self.policy):
+            live = super().admit(tokens, namespace, priority, computed_len)
+        if live is None:
+            return None
+        if self.policy == "none":
+            assert live.kv.hit_report is None
+            return live
+        report = self.explain(tokens, namespace, live.model, computed_len)
+        assert report == live.kv.hit_report
+        whole = len(tokens) // self.page_size * self.page_size
+        self.admitted[live.model] = tuple(tokens[:whole])
+        self.pending[live.model] = report
+        self.num_admissions += 1
+        return live
+
+    def publish(self, live: Live) -> None:
+        with self.noting("nobody"):
+            super().publish(live)
+
+    def finish(self, live: Live) -> None:
+        with self.noting("nobody"):
+            super().finish(live)
+
+    def evict(self, num_tokens: int) -> None:
+        with self.noting("manual"):
+            super().evict(num_tokens)
+
+    def evict_if_needed(self, num_tokens: int) -> None:
+        with self.noting("manual"):
+            super().evict_if_needed(num_tokens)
+
+    def resize(self, num_pages: int) -> None:
+        with self.noting("resize"):
+            super().resize(num_pages)
+        self.bound = self.oracle.num_pages
+        self.forget()
+
+    def reset(self) -> None:
+        super().reset()
+        if not self.live:
+            self.evicted.clear()
+
+    def bump_epoch(self, namespace: Hashable) -> None:
+        super().bump_epoch(namespace)
+        # They are still remembered, for nobody.
+        self.evicted = {
+            (object(), key[1]) if key[0] == namespace else key: value
+            for key, value in self.evicted.items()
+        }
+
+    def _close(self, live: Live) -> None:
+        super()._close(live)
+        self.admitted.pop(live.model, None)
+        self.pending.pop(live.model, None)
+
+    def _run(
+        self,
+        lives: Sequence[Live],
+        lens: list[int],
+        letter: int,
+        alloc: Callable[[list[RequestKV]], KVCacheInfo],
+    ) -> None:
+        before = [live.model.allocated_len for live in lives]
+        with self.noting(self.policy):
+            super()._run(lives, lens, letter, alloc)
+        for live, allocated_len in zip(lives, before, strict=True):
+            if live.model.allocated_len > allocated_len and live.model in self.pending:
+                self.book(self.pending.pop(live.model), live.kv.computed_len)
+
+    # What must be told ------------------------------------------------------
+
+    def reason(self, key: Key) -> str:
+        """Why a page was no part of a hit."""
+        namespace, tokens = key
+        if key in self.evicted:
+            return "evicted"
+        for request, admitted in self.admitted.items():
+            if request.namespace == namespace and admitted[: len(tokens)] == tokens:
+                return "unpublished"
+        others = [name for name, known in self.oracle.cached if known == tokens]
+        past = [name.namespace for name in others if isinstance(name, PastEpoch)]
+        if namespace in past:
+            return "other_epoch"
+        return "other_namespace" if len(past) < len(others) else "cold"
+
+    def explain(
+        self,
+        tokens: list[int],
+        namespace: Hashable,
+        model: ModelRequest,
+        computed_len: int,
+    ) -> HitReport:
+        keys = self.oracle.keys_of(namespace, tokens[:-1])
+        reasons = ["cached"] * len(model.keys)
+        reasons += [self.reason(key) for key in keys[len(model.keys) :]]
+        by_token = [reason for reason in reasons for _ in range(self.page_size)]
+        by_token += ["unaligned"] * (len(tokens) - len(by_token))
+        counted = max(model.committed_len, computed_len)
+        counts = Counter(by_token[counted:])
+        first = keys[len(model.keys)] if len(model.keys) < len(keys) else None
+        by, when = self.evicted.get(first, (None, None)) if first else (None, None)
+        return HitReport(
+            num_tokens=len(tokens),
+            available_len=self.oracle.match(namespace, tokens),
+            granted_len=model.committed_len,
+            num_recomputed_tokens=counted - model.committed_len,
+            num_evicted_tokens=counts["evicted"],
+            num_quota_tokens=0,
+            num_unpublished_tokens=counts["unpublished"],
+            num_other_epoch_tokens=counts["other_epoch"],
+            num_other_namespace_tokens=counts["other_namespace"],
+            num_cold_tokens=counts["cold"],
+            num_unaligned_tokens=counts["unaligned"],
+            evicted_by=by,
+            evicted_ago=None if when is None else self.num_admissions - when,
+        )
+
+    def book(self, report: HitReport, computed_len: int) -> None:
+        resumed = min(report.granted_len, computed_len)
+        booked = {
+            "num_admitted_requests": 1,
+            "num_resumed_requests": int(computed_len > 0),
+            "num_prompt_tokens": report.num_tokens - computed_len,
+            "num_cached_tokens": report.granted_len - resumed,
+            "num_resumed_cached_tokens": resumed,
+            "num_recomputed_tokens": report.num_recomputed_tokens,
+        }
+        for reason in REASONS:
+            booked[f"num_missed_{reason}_tokens"] = getattr(
+                report, f"num_{reason}_tokens"
+            )
+        self.booked.update(booked)
+
+    def check(self) -> None:
+        super().check()
+        if self.policy == "none":
+            return
+        stats = self.cache.stats()
+        assert self.booked == Counter(
+            {name: getattr(stats, name) for name in self.booked}
+        )
+        missed = sum(
+            getattr(stats, f"num_missed_{reason}_tokens") for reason in REASONS
+        )
+        assert stats.num_prompt_tokens == stats.num_cached_tokens + missed
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "keyed lru", "none"])
+@given(
+    num_pages=st.integers(4, 12),
+    page_size=st.sampled_from([1, 2, 3, 16]),
+    num_rows=st.integers(2, 5),
+    partial_pages=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_miss_has_the_reason_of_the_reference(
+    policy: str,
+    num_pages: int,
+    page_size: int,
+    num_rows: int,
+    partial_pages: bool,
+    seed: int,
+) -> None:
+    random = Random(seed)
+    checked = ExplainedCache(
+        policy,
+        num_pages,
+        page_size,
+        num_rows,
+        20 * page_size,
+        partial_pages=partial_pages,
+        random=random,
+    )
+    life = RandomLife(checked, random)
+    for _ in range(NUM_STEPS):
+        life.step()
