@@ -11,7 +11,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test docs format api speed coverage soak setup clean
+.PHONY: help bench test docs format api speed coverage soak mutants compiled setup clean
 
 help: ## List the commands.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -47,6 +47,19 @@ coverage: .venv/.installed-dev ## Show the lines and branches that no test reach
 
 soak: .venv/.installed-dev ## Run the slow tests too, with 5,000 examples a property.
 	$(ONE_THREAD) $(BIN)/pytest --hypothesis-profile=nightly -m ''
+
+# A mutant that fills the memory dies of the limit, where the system has one.
+mutants: .venv/.installed-dev ## Change the core in every small way: a test must notice.
+	rm -rf build/mutants && mkdir -p build/mutants
+	cp -rL src tests pyproject.toml build/mutants
+	cd build/mutants && { ulimit -v 6000000 2>/dev/null; \
+	  $(ONE_THREAD) nice $(CURDIR)/$(BIN)/mutmut run $(ARGS); }
+	cd build/mutants && $(CURDIR)/$(BIN)/python tests/mutants/report.py
+
+compiled: .venv/.installed-dev ## Compile the hot modules, and run every test on that build.
+	rm -rf build/compiled
+	RADIXKV_COMPILE=1 $(PIP) --no-build-isolation --no-deps --target build/compiled .
+	PYTHONPATH=build/compiled $(ONE_THREAD) $(BIN)/pytest
 
 setup: .venv/.installed-dev ## Install everything that a developer needs.
 

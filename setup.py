@@ -1,32 +1,47 @@
-"""The optional build: mypyc compiles the engine side when RADIXKV_COMPILE is set.
+"""The optional build: with RADIXKV_COMPILE set, mypyc compiles the hot modules.
 
-The source stays the only one; what is compiled behaves the same, faster.
+The source stays the only one; what is compiled does the same, faster. It takes mypy, a
+C compiler and two minutes; `make compiled` does it in a folder of its own.
 """
 
 import os
-from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
-SOURCE = Path("src/radixkv/mem_cache")
+HOT = [
+    "allocator",
+    "chunk_cache",
+    "eviction",
+    "explainer",
+    "ghost_index",
+    "hit_counters",
+    "in_flight",
+    "payload",
+    "prefix_cache",
+    "quota_index",
+    "radix_cache",
+    "radix_node",
+    "radix_tree",
+    "request_kv",
+    "request_table",
+    "retention_index",
+    "root_directory",
+    "running_requests",
+    "sizes",
+    "stale_first",
+    "tokens",
+    "virtual_tokens",
+]
+"""What a request goes through, and what these modules are made of."""
 
-INTERPRETED = {
-    "__init__",  # imports the worker side on use
-    "hit_report",  # msgspec makes these classes
-    "kv_cache_info",
-    "kv_pool",  # the worker side needs torch, and gains nothing
-    "page_table",
-}
 
-
-def extensions() -> list[object]:
+def extensions() -> list[Extension]:
     """Return what is to be compiled: nothing, unless it is asked for."""
     if not os.environ.get("RADIXKV_COMPILE"):
         return []
     from mypyc.build import mypycify
 
-    modules = sorted(SOURCE.glob("*.py"))
-    return mypycify([str(path) for path in modules if path.stem not in INTERPRETED])
+    return mypycify([f"src/radixkv/mem_cache/{name}.py" for name in HOT])
 
 
 setup(ext_modules=extensions())

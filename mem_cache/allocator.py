@@ -18,7 +18,7 @@ from .errors import (
 )
 from .sizes import as_integer, as_size
 
-_INT32 = np.dtype(np.int32)
+_INT32: Final = np.dtype(np.int32)
 
 HOLD_PAGE: Final = 0
 """Padded tokens write there. It is first, so no resize can move it."""
@@ -185,20 +185,18 @@ class TokenToKVPoolAllocator:
             PagesInUseError: A page above the new end is in use.
         """
         num_pages = as_size("num_pages", num_pages)
-        in_use = self.in_use()
-        last_page = int(in_use[-1]) if len(in_use) else 0
+        last_page = int(self._state.max())
         if last_page > num_pages:
             raise PagesInUseError(needed=last_page, available=num_pages)
-        old = self.num_pages
+        num_new = max(0, num_pages - self.num_pages)
+        in_use = self.in_use()
         free = self._stack[: self.num_free_pages]
-        # Pages that come in go below the others: they are handed out last.
-        free = np.concatenate(
-            [np.arange(num_pages, old, -1, dtype=np.int32), free[free <= num_pages]]
-        )
+        free = free[free <= num_pages]
         self.num_pages = num_pages
         self.free_all()
-        self.num_free_pages = len(free)
-        self._stack[: len(free)] = free
+        # Pages that come in stay below the others: they are handed out last.
+        self.num_free_pages = num_new + len(free)
+        self._stack[num_new : self.num_free_pages] = free
         self._state[in_use] = in_use
 
     def in_use(self) -> NDArray[np.int32]:
@@ -263,7 +261,7 @@ class TokenToKVPoolAllocator:
             raise ForeignPageError(f"pages must be flat: {error}") from None
         if array.ndim != 1:
             raise ForeignPageError(f"pages must be flat, got {array.ndim} dimensions")
-        if array.size and array.dtype.kind not in "iu":
+        if array.size and array.dtype.kind not in ("i", "u"):
             raise ForeignPageError(f"page ids must be integers, got {array.dtype}")
         outside = array[(array < 1) | (array > self.num_pages)]
         if outside.size:

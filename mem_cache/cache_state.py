@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 from .errors import PolicyError
 from .memory_manager import MemoryManager
 from .quota import Quota
@@ -11,8 +14,19 @@ from .request_kv import RequestKV
 from .running_requests import RunningRequests
 
 
+class Room(Protocol):
+    """What keeps a state of its own beside the tree."""
+
+    def state(self) -> dict[str, object]:
+        """Return it as plain values to compare, each part by its name."""
+        ...
+
+
 def cache_state(
-    memory: MemoryManager, tree: RadixTree, running: RunningRequests
+    memory: MemoryManager,
+    tree: RadixTree,
+    running: RunningRequests,
+    rooms: Iterable[Room] = (),
 ) -> dict[str, object]:
     """Return everything that a refused call must leave as it is.
 
@@ -20,6 +34,7 @@ def cache_state(
         memory: The allocator and the request table.
         tree: The tree cache.
         running: The running requests.
+        rooms: What else has a state.
 
     Returns:
         Each part of the state by its name. Equal dictionaries, equal states; nodes and
@@ -29,10 +44,11 @@ def cache_state(
     """
     table = memory.request_table
     try:
+        tree.index.check()  # whoever looks drops what is over by now
         order = list(tree.index)
     except PolicyError:  # then every eviction is refused, whatever the order
         order = []
-    return {
+    state: dict[str, object] = {
         "capacity": memory.num_pages,
         "free list": memory.allocator.free_pages().tolist(),
         "free rows": table.free_rows(),
@@ -44,6 +60,9 @@ def cache_state(
         "order of eviction": order,
         "page copies": list(memory.page_copies.pending.items()),
     }
+    for room in rooms:
+        state.update(room.state())
+    return state
 
 
 def _request_state(kv: RequestKV) -> tuple[object, ...]:
@@ -56,6 +75,7 @@ def _request_state(kv: RequestKV) -> tuple[object, ...]:
         kv.committed_len,
         kv.allocated_len,
         kv.computed_len,
+        kv.has_run,
         kv.hit_report,
         kv.node,
         kv.num_pages,

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from .eviction import RecencyIndex
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .shared_counters import SharedCounters
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ChunkCache(PrefixCache):
     """A prefix cache that caches nothing: what a request computed goes with it.
 

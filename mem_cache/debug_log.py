@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import Repr
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from .cache_state import cache_state
+from .cache_state import Room, cache_state
 from .errors import IntegrityError
 from .kv_cache_info import KVCacheInfo
 from .radix_tree import RadixTree
@@ -38,6 +38,7 @@ class DebugLog:
         cache: PrefixCache,
         tree: RadixTree,
         running: RunningRequests,
+        rooms: Iterable[Room],
         max_num_operations: int = NUM_OPERATIONS,
     ) -> None:
         """Start without a call.
@@ -46,17 +47,15 @@ class DebugLog:
             cache: Whose calls go through here.
             tree: What it has cached.
             running: Its requests.
+            rooms: What else has a state; may grow later.
             max_num_operations: Calls to keep.
         """
         self._cache = cache
         self._tree = tree
         self._running = running
+        self._rooms = rooms
         self._operations: deque[str] = deque(maxlen=max_num_operations)
         self._num_operations = 0
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the calls that are kept, the oldest first."""
-        return iter(self._operations)
 
     def call(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call a method, check the cache, and pass on what it returned or raised.
@@ -113,7 +112,7 @@ class DebugLog:
                 raise self._report(f"{name} was refused, but changed: {changed}")
 
     def _state(self) -> dict[str, object]:
-        state = cache_state(self._cache.memory, self._tree, self._running)
+        state = cache_state(self._cache.memory, self._tree, self._running, self._rooms)
         state["statistics"] = self._cache.stats()
         return state
 

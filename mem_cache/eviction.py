@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sortedcontainers import SortedKeyList
 
 from .errors import ConfigError, PolicyError
 from .eviction_policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
-from .radix_node import RadixNode
+from .radix_node import RadixNode, RadixRoot
 
 if TYPE_CHECKING:
     from .radix_tree import RadixTree
@@ -20,40 +21,41 @@ _Rank: TypeAlias = tuple[int, Any, int]
 """What leaves are compared by: their level, the policy's key, their last use."""
 
 
-class EvictionIndex(Protocol):
+class EvictionIndex(ABC):
     """Keeps the evictable nodes of a tree in the order of their eviction."""
 
     grows_leaves: bool
     """Whether a leaf may grow in place: the order must not tell old pages from new."""
 
+    @abstractmethod
     def release(self, node: RadixNode) -> None:
         """Take note that `node` is no longer protected; its descendants came before."""
-        ...
 
+    @abstractmethod
     def protect(self, node: RadixNode) -> None:
         """Take note that `node` is protected, or gone."""
-        ...
 
+    @abstractmethod
     def expose(self, node: RadixNode) -> None:
         """Take note that the unprotected `node` lost its last child."""
-        ...
 
+    @abstractmethod
     def rerank(self, node: RadixNode) -> None:
         """Put `node` where it belongs now, if it is there: its level has changed."""
-        ...
 
+    @abstractmethod
     def check(self) -> None:
         """Refuse to evict in an order that is not the policy's.
 
         Raises:
             PolicyError: The policy failed.
         """
-        ...
 
+    @abstractmethod
     def first(self) -> RadixNode | None:
         """Return the leaf that goes next, or ``None`` if nothing is evictable."""
-        ...
 
+    @abstractmethod
     def order(self) -> Iterator[RadixNode]:
         """Iterate over all evictable nodes in the order in which they would go.
 
@@ -63,45 +65,70 @@ class EvictionIndex(Protocol):
         Raises:
             PolicyError: The policy failed.
         """
-        ...
 
+    @abstractmethod
     def __contains__(self, node: object) -> bool:
         """Tell whether the index holds `node`."""
-        ...
 
+    @abstractmethod
     def __iter__(self) -> Iterator[RadixNode]:
         """Iterate over the nodes that it holds, the next to go first."""
-        ...
 
+    @abstractmethod
     def __len__(self) -> int:
         """Count the nodes that it holds."""
-        ...
 
+    def drain(self) -> list[RadixNode]:
+        """Take all nodes out, for an index that takes its place.
+
+        Returns:
+            The nodes, the next to go first.
+        """
+        nodes = list(self)
+        for node in nodes:
+            self.protect(node)
+        return nodes
+
+    @abstractmethod
     def holds(self, node: RadixNode) -> bool:
         """Tell whether it must hold `node`, for the integrity check."""
-        ...
 
 
-class RecencyIndex:
+class RecencyIndex(EvictionIndex):
     """Least recently used first, exact and O(1).
 
     It holds *all* unprotected nodes in the order of their release. A child is always
-    released before its parent, so the first node is always a leaf.
+    released before its parent, so the first node is always a leaf. The order is a ring
+    through the nodes themselves, since a dictionary of them would be larger than they.
     """
-
-    grows_leaves = True
 
     def __init__(self) -> None:
         """Make an empty index."""
-        self._order: OrderedDict[RadixNode, None] = OrderedDict()
+        self.grows_leaves = True
+        self._num_nodes = 0
+        self._end: RadixNode = RadixRoot(None)
+        self._end.older = self._end.newer = self._end
 
     def release(self, node: RadixNode) -> None:
         """Append `node`. O(1)."""
-        self._order[node] = None
+        end = self._end
+        last = end.older
+        assert last is not None  # it is a ring
+        node.older = last
+        node.newer = last.newer
+        last.newer = node
+        end.older = node
+        self._num_nodes += 1
 
     def protect(self, node: RadixNode) -> None:
         """Drop `node`, if it is there. O(1)."""
-        self._order.pop(node, None)
+        older = node.older
+        newer = node.newer
+        if older is not None and newer is not None:
+            older.newer = newer
+            newer.older = older
+            node.older = node.newer = None
+            self._num_nodes -= 1
 
     def expose(self, node: RadixNode) -> None:
         """Do nothing: `node` is there already."""
@@ -114,7 +141,8 @@ class RecencyIndex:
 
     def first(self) -> RadixNode | None:
         """Return the least recently used leaf. O(1)."""
-        return next(iter(self._order), None)
+        node = self._end.newer
+        return None if node is self._end else node
 
     def rank(self, node: RadixNode) -> int:
         """Return what a node is compared by, also with those of another index. O(1)."""
@@ -122,26 +150,29 @@ class RecencyIndex:
 
     def order(self) -> Iterator[RadixNode]:
         """Iterate over the unprotected nodes: they were released in this order."""
-        return iter(self._order)
+        return iter(self)
 
     def __contains__(self, node: object) -> bool:
         """Tell whether the index holds `node`. O(1)."""
-        return node in self._order
+        return isinstance(node, RadixNode) and node.newer is not None
 
     def __iter__(self) -> Iterator[RadixNode]:
         """Iterate over the unprotected nodes, the next to go first."""
-        return iter(self._order)
+        node = self._end.newer
+        while node is not None and node is not self._end:
+            yield node
+            node = node.newer
 
     def __len__(self) -> int:
         """Count the unprotected nodes. O(1)."""
-        return len(self._order)
+        return self._num_nodes
 
     def holds(self, node: RadixNode) -> bool:
         """Tell whether `node` is unprotected."""
         return node.lock_ref == 0
 
 
-class KeyedIndex:
+class KeyedIndex(EvictionIndex):
     """Lowest key first, ties by recency; O(log leaves) an operation.
 
     It holds the unprotected leaves.

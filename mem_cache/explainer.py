@@ -21,6 +21,8 @@ from .tokens import TOKEN_BYTES
 QUOTA: Final = "quota"
 """The cause of evictions that keep a namespace below its ceiling."""
 
+_NO_PARTS: Final[Sequence[EvictedPart]] = ()
+
 
 class Explainer:
     """Makes the hit reports of a radix cache.
@@ -53,6 +55,10 @@ class Explainer:
     def resize(self, num_pages: int) -> None:
         """Take note of another number of pages in the pool."""
         self._ghosts.resize(num_pages)
+
+    def state(self) -> dict[str, object]:
+        """Return all that it keeps, as plain values to compare."""
+        return {**self._ghosts.state(), **self._in_flight.state()}
 
     def clear(self) -> None:
         """Take note that the cache starts anew."""
@@ -90,26 +96,45 @@ class Explainer:
             key = tokens.tobytes()
             if hit == end and key[end:] in node.children:
                 available = end + self._page_bytes
-        parts: Sequence[EvictedPart] = ()
+        parts = self._ghosts.follow(node, raw, hit) if hit < end else _NO_PARTS
+        if parts:
+            at = parts[-1][0]
         unpublished = epoch = namespace = 0
-        if hit < end:
-            parts = self._ghosts.follow(node, raw, hit)
-            if parts:
-                at = parts[-1][0]
+        request.awaited = b""
         if available < len(key):
             request.awaited = key
             at = unpublished = self._in_flight.join(root, key, at)
             if at < end and self._directory.has_several:
                 epoch, namespace = self._directory.find(root, raw, at)
+        granted_len = request.committed_len
+        # All tokens before `start` are counted.
+        start = request.computed_len
+        if start < granted_len:
+            start = granted_len
+        if at == hit and not epoch and not namespace:
+            # As for most: a hit, and what nobody has seen before.
+            num_cold = end // TOKEN_BYTES - start
+            if num_cold < 0:
+                num_cold = 0
+            request.hit_report = HitReport(
+                num_tokens,
+                available // TOKEN_BYTES,
+                granted_len,
+                start - granted_len,
+                num_cold,
+                num_tokens - start - num_cold,
+            )
         else:
-            request.awaited = b""
-        request.hit_report = self._report(
-            request,
-            num_tokens,
-            available // TOKEN_BYTES,
-            parts,
-            (unpublished, epoch, namespace, end),
-        )
+            ends = (min(unpublished, end), epoch, namespace, end)
+            request.hit_report = HitReport(
+                num_tokens,
+                available // TOKEN_BYTES,
+                granted_len,
+                start - granted_len,
+                *_count_by_reason(num_tokens, start, parts, ends),
+                parts[0][1] if parts else None,
+                self._ghosts.now - parts[0][2] if parts else None,
+            )
         self._ghosts.now += 1
 
     def published(self, request: RequestKV) -> None:
@@ -123,65 +148,6 @@ class Explainer:
         assert node is not None  # it has its lease
         self._in_flight.leave(node.root, request.awaited)
         request.awaited = b""
-
-    def _report(
-        self,
-        request: RequestKV,
-        num_tokens: int,
-        available_len: int,
-        parts: Sequence[EvictedPart],
-        ends: tuple[int, int, int, int],
-    ) -> HitReport:
-        """Count every token once, for the first reason that reaches it.
-
-        Args:
-            request: The request.
-            num_tokens: What it was admitted with.
-            available_len: What was cached of that, in tokens.
-            parts: What was evicted of the rest.
-            ends: How far the other reasons reach, in bytes: not published yet, another
-                epoch, another namespace, and whole pages.
-        """
-        unpublished, epoch, namespace, end = ends
-        whole_len = end // TOKEN_BYTES
-        granted_len = request.committed_len
-        # All tokens before `position` are counted.
-        position = max(granted_len, request.computed_len)
-        num_recomputed = position - granted_len
-        num_evicted = num_quota = num_unpublished = num_epoch = num_namespace = 0
-        by: str | None = None
-        ago: int | None = None
-        if parts:
-            _, by, when = parts[0]
-            ago = self._ghosts.now - when
-            num_evicted, num_quota = _count_evicted(parts, position)
-            position += num_evicted + num_quota
-        if unpublished:
-            stop = min(unpublished // TOKEN_BYTES, whole_len)
-            num_unpublished = max(0, stop - position)
-            position += num_unpublished
-        if epoch:
-            num_epoch = max(0, epoch // TOKEN_BYTES - position)
-            position += num_epoch
-        if namespace:
-            num_namespace = max(0, namespace // TOKEN_BYTES - position)
-            position += num_namespace
-        num_cold = whole_len - position if position < whole_len else 0
-        return HitReport(
-            num_tokens,
-            available_len,
-            granted_len,
-            num_recomputed,
-            num_evicted,
-            num_quota,
-            num_unpublished,
-            num_epoch,
-            num_namespace,
-            num_cold,
-            num_tokens - position - num_cold,
-            by,
-            ago,
-        )
 
     def _remember(self, root: RadixRoot) -> None:
         """Give the ghosts of a namespace to its root, which may be a new one."""
@@ -211,15 +177,37 @@ class Explainer:
         self._max_num_roots = 2 * len(self._roots) + 64
 
 
-def _count_evicted(parts: Sequence[EvictedPart], position: int) -> tuple[int, int]:
-    """Count the tokens behind `position` that were evicted, and those for a quota."""
-    num_evicted = num_quota = 0
+def _count_by_reason(
+    num_tokens: int,
+    start: int,
+    parts: Sequence[EvictedPart],
+    ends: tuple[int, int, int, int],
+) -> tuple[int, int, int, int, int, int, int]:
+    """Count every token once, for the first reason that reaches it.
+
+    Args:
+        num_tokens: All tokens.
+        start: The first that is to be counted.
+        parts: What was evicted.
+        ends: How far the other reasons reach, in bytes: not published yet, in an epoch
+            that has ended, in another namespace, and whole pages.
+
+    Returns:
+        The counts in the order of `HitReport`.
+    """
+    evicted = quota = 0
     for stop, by, _ in parts:
-        num_new = stop // TOKEN_BYTES - position
-        if num_new > 0:
-            position += num_new
-            if by == QUOTA:
-                num_quota += num_new
-            else:
-                num_evicted += num_new
-    return num_evicted, num_quota
+        num_new = max(0, stop // TOKEN_BYTES - start)
+        start += num_new
+        if by == QUOTA:
+            quota += num_new
+        else:
+            evicted += num_new
+    counts: list[int] = []
+    for stop in ends:
+        num_new = max(0, stop // TOKEN_BYTES - start)
+        start += num_new
+        counts.append(num_new)
+    unpublished, epoch, namespace, cold = counts
+    unaligned = num_tokens - start
+    return cold, unaligned, evicted, quota, unpublished, epoch, namespace

@@ -14,28 +14,46 @@ EvictedPart: TypeAlias = tuple[int, str, int]
 """How far a prompt follows what was evicted together, in bytes; who evicted it; and how
 many requests had been admitted by then."""
 
-_Part: TypeAlias = tuple[bytes, int, str, int]
-"""The same, with the tokens, whole pages, and how many bytes of them are still
-remembered instead."""
-
 
 class Ghost:
-    """What is left of a node: pages that were evicted from its tail on.
+    """Pages that were evicted together, from the tail of one node.
 
     Attributes:
-        parts: What was cut off each time. The first is the end of the run, the last its
-            start; none if it is forgotten.
-        behind: The ghosts that follow its end, by the bytes of their first page.
-        home: The dictionary that it is in; ``None`` if its node is still there.
+        run: Their tokens, whole pages.
+        size: Bytes of the run that are still remembered; 0 if it is forgotten.
+        by: Who evicted them.
+        when: How many requests had been admitted by then.
+        next: What was cut off the same node before, and follows the run.
+        behind: The ghosts that follow if there is no next, by their first page.
+        home: The dictionary that it is in, if it is in one.
+        page: Its first page: the key in that dictionary.
     """
 
-    __slots__ = ("behind", "home", "parts")
+    __slots__ = ("behind", "by", "home", "next", "page", "run", "size", "when")
 
-    def __init__(self, part: _Part, behind: dict[bytes, Ghost] | None) -> None:
-        """Make the ghost of a first part."""
-        self.parts = [part]
+    def __init__(
+        self,
+        run: bytes,
+        by: str,
+        when: int,
+        next_ghost: Ghost | None,
+        behind: dict[bytes, Ghost] | None,
+    ) -> None:
+        """Make a ghost that is nowhere yet."""
+        self.run = run
+        self.size = len(run)
+        self.by = by
+        self.when = when
+        self.next = next_ghost
         self.behind = behind
         self.home: dict[bytes, Ghost] | None = None
+        self.page = b""
+
+    def forget(self) -> None:
+        """Let the tokens go."""
+        self.run = b""
+        self.size = 0
+        self.next = None
 
 
 class GhostIndex:
@@ -43,9 +61,10 @@ class GhostIndex:
 
     Adaptive caches keep a list of what they evicted to learn from it (Megiddo and
     Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", 2003); this one only
-    explains. It is a shadow of the tree: a node has at most one ghost, which is found
-    by one or two look-ups at the end of a hit. Nobody hashes or walks the tokens before
-    it, and what an eviction costs does not depend on its pages.
+    explains. It is a shadow of the tree: each eviction leaves a ghost behind the end of
+    a node or of another ghost, where one or two look-ups find it at the end of a hit.
+    Nobody hashes or walks the tokens before it, and what an eviction costs does not
+    depend on its pages.
 
     Tokens of a ghost are compared, never only hashed. A page is cached, or in one
     ghost, or forgotten; of too many, those are forgotten that were evicted first.
@@ -73,21 +92,25 @@ class GhostIndex:
         self._tree = tree
         self._page_bytes = page_bytes
         self._policy = policy
-        self._max_num_pages = as_size("max_num_pages", max_num_pages)
+        self._set_max(max_num_pages)
         # What was cut off a node that is still there, and what followed its end. Inside
         # of a node there are ghosts only if other tokens took their place since.
         self._tails: dict[RadixNode, Ghost] = {}
         self._behind: dict[RadixNode, dict[bytes, Ghost]] = {}
         self._inside: dict[RadixNode, dict[int, dict[bytes, Ghost]]] = {}
-        # The ghost of every part, the first to be evicted first. Of one ghost, the
-        # first parts are the first to be forgotten, and the last to be cached again.
+        # All ghosts, the first to be evicted first.
         self._queue: deque[Ghost] = deque()
-        self._num_stale = 0  # of them, those whose part is cached again
+        self._num_stale = 0  # of them, those that are cached again
         self.num_pages = 0
         self.now = 0
         tree.on_published.append(self._on_published)
         tree.on_split.append(self._on_split)
         tree.on_evicted.append(self._on_evicted)
+
+    def state(self) -> dict[str, object]:
+        """Return all that it remembers, as plain values to compare."""
+        ghosts = [(one.run, one.size, one.by, one.when) for one in self._queue]
+        return {"ghosts": (self.num_pages, self.now, ghosts)}
 
     def has_behind(self, node: RadixNode) -> bool:
         """Tell whether a ghost follows the end of `node`."""
@@ -102,8 +125,13 @@ class GhostIndex:
         Raises:
             ConfigError: `max_num_pages` is out of range.
         """
+        self._set_max(max_num_pages)
+        self._forget_down_to(self._max_num_pages)
+
+    def _set_max(self, max_num_pages: int) -> None:
         self._max_num_pages = as_size("max_num_pages", max_num_pages)
-        self._forget_excess()
+        # Forgetting some pages at a time costs less than one by one.
+        self._num_slack_pages = min(max_num_pages // 64, 64)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -135,15 +163,16 @@ class GhostIndex:
                 return found
             ghost = behind.get(raw[start : start + self._page_bytes])
         while ghost is not None:
-            for run, size, by, when in reversed(ghost.parts):
-                shared = self._shared_bytes(raw, start, run, size)
-                if shared:
-                    start += shared
-                    found.append((start, by, when))
-                if shared < size:
-                    return found
-            behind = ghost.behind or {}
-            ghost = behind.get(raw[start : start + self._page_bytes])
+            shared = self._shared_bytes(raw, start, ghost)
+            if shared:
+                start += shared
+                found.append((start, ghost.by, ghost.when))
+            if shared < ghost.size:
+                break
+            behind = ghost.behind
+            ghost = ghost.next
+            if behind:
+                ghost = behind.get(raw[start : start + self._page_bytes])
         return found
 
     def move_root(self, old: RadixNode, new: RadixNode) -> None:
@@ -171,39 +200,43 @@ class GhostIndex:
         if node.root.is_stale:
             self.drop(node)
             return
-        self.num_pages += len(pages) // PAGE_ID_BYTES
-        if node in self._inside:
+        if self._inside and node in self._inside:
             self._cut_inside(node, run)
         else:
             self._cut(node, len(node.key), run)
-        if self.num_pages > self._max_num_pages:
-            self._forget_excess()
+        num_pages = self.num_pages + len(pages) // PAGE_ID_BYTES
+        self.num_pages = num_pages
+        if num_pages > self._max_num_pages:
+            self._forget_down_to(self._max_num_pages - self._num_slack_pages)
 
     def _cut(self, node: RadixNode, kept: int, run: bytes) -> None:
-        """Put a part before what follows the end of a node; `kept` bytes are left."""
-        part = (run, len(run), self._tree.cause or self._policy, self.now)
+        """Put a ghost before what follows the end of a node; `kept` bytes are left."""
+        tail = self._tails.get(node)
         behind = self._behind.pop(node, None)
-        ghost = self._tails.get(node)
-        if ghost is not None and not behind:
-            ghost.parts.append(part)
-            if not kept:
-                del self._tails[node]
-        else:
-            if ghost is not None:
-                del self._tails[node]
-                if behind and ghost.parts:
-                    behind[self._first_page(ghost)] = ghost
-                    ghost.home = behind
-            ghost = Ghost(part, behind)
-            if kept:
-                self._tails[node] = ghost
-        if not kept:
-            home = self._behind.get(node.parent)
-            if home is None:
-                home = self._behind[node.parent] = {}
-            home[run[: self._page_bytes]] = ghost
-            ghost.home = home
+        if tail is not None and behind:
+            if tail.size:
+                self._put(tail, behind)
+            tail = None
+        cause = self._tree.cause or self._policy
+        ghost = Ghost(run, cause, self.now, tail, behind)
         self._queue.append(ghost)
+        if kept:
+            self._tails[node] = ghost
+            return
+        self._tails.pop(node, None)
+        home = self._behind.get(node.parent)
+        if home is None:
+            home = self._behind[node.parent] = {}
+        page = run[: self._page_bytes]
+        home[page] = ghost
+        ghost.page = page
+        ghost.home = home
+
+    def _put(self, ghost: Ghost, home: dict[bytes, Ghost]) -> None:
+        """Let a ghost be found in `home` from now on."""
+        ghost.page = ghost.run[: self._page_bytes]
+        ghost.home = home
+        home[ghost.page] = ghost
 
     def _cut_inside(self, node: RadixNode, run: bytes) -> None:
         """Cut a node piece by piece, from one place with ghosts to the next."""
@@ -247,115 +280,91 @@ class GhostIndex:
 
         Complexity: O(1), plus O(ghosts of these tokens).
         """
-        ghost = self._leave_end(node, start) if start else self._leave_parent(node)
-        key = node.key
-        while ghost is not None:
-            start = self._shorten(ghost, key, start)
-            if ghost.parts:
-                behind = {self._first_page(ghost): ghost}
-                ghost.home = behind
-                ghost = None
-            else:
-                behind = ghost.behind or {}
-                ghost = behind.pop(key[start : start + self._page_bytes], None)
-            if behind:
-                if start == len(key):
-                    self._behind[node] = behind
-                else:
-                    self._put_inside(node, start, behind)
-        if self._num_stale > len(self._queue) // 2 + 64:
-            self._compact()
-
-    def _leave_parent(self, node: RadixNode) -> Ghost | None:
-        """Take out the ghost that a new node begins with, if there is one."""
-        parent = node.parent
-        ghost = self._tails.get(parent)
-        if ghost is not None and self._begins(ghost, node.key, 0):
-            del self._tails[parent]
-            return ghost
-        behind = self._behind.get(parent)
-        return behind.pop(node.key[: self._page_bytes], None) if behind else None
-
-    def _leave_end(self, node: RadixNode, start: int) -> Ghost | None:
-        """Take out the ghost that the new part of a node begins with.
-
-        What else followed its former end is inside of it now.
-        """
-        tail = self._tails.pop(node, None)
-        behind = self._behind.pop(node, None) or {}
-        if tail is not None and tail.parts:
-            behind[self._first_page(tail)] = tail
-            tail.home = behind
-        if not behind:
-            return None
-        ghost = behind.pop(node.key[start : start + self._page_bytes], None)
-        if behind:
-            self._put_inside(node, start, behind)
-        return ghost
-
-    def _shorten(self, ghost: Ghost, key: bytes, start: int) -> int:
-        """Take off a ghost what it shares with ``key[start:]``; returns the end."""
-        parts = ghost.parts
-        while parts:
-            run, size, by, when = parts[-1]
-            shared = self._shared_bytes(key, start, run, size)
-            self.num_pages -= shared // self._page_bytes
-            start += shared
-            if shared < size:
-                parts[-1] = (run[shared:], size - shared, by, when)
-                break
-            parts.pop()
-            self._num_stale += 1
-        return start
-
-    def _forget_excess(self) -> None:
-        """Forget the pages that were evicted first: of a part, the last ones."""
-        excess = (self.num_pages - self._max_num_pages) * self._page_bytes
-        if excess <= 0:
+        before = node if start else node.parent
+        tail = self._tails.get(before)
+        behind = self._behind.get(before)
+        if not behind and tail is None:
             return
-        self.num_pages = self._max_num_pages
-        queue = self._queue
-        while excess > 0:
-            ghost = queue[0]
-            parts = ghost.parts
-            if parts:
-                run, size, by, when = parts[0]
-                if size > excess:
-                    # The tokens themselves go with the rest: that saves copying them.
-                    parts[0] = (run, size - excess, by, when)
-                    return
-                excess -= size
-                if len(parts) == 1 and ghost.home is not None:
-                    del ghost.home[run[: self._page_bytes]]
-                del parts[0]
-            else:
-                self._num_stale -= 1
-            queue.popleft()
+        page = node.key[start : start + self._page_bytes]
+        if start:
+            # What followed the end of the node is inside of it now.
+            behind = self._leave_end(node)
+        elif tail is not None and self._begins(tail, page, 0):
+            del self._tails[before]
+            self._revive(tail, node, start)
+            return
+        ghost = behind.pop(page, None) if behind else None
+        if start and behind:
+            self._put_inside(node, start, behind)
+        if ghost is not None:
+            self._revive(ghost, node, start)
 
-    def _compact(self) -> None:
-        """Take out of the queue what was cached again. O(1) amortized."""
-        counts: dict[Ghost, int] = {}
-        queue: deque[Ghost] = deque()
-        for ghost in self._queue:
-            count = counts.get(ghost, 0)
-            if count < len(ghost.parts):
-                counts[ghost] = count + 1
-                queue.append(ghost)
-        self._queue = queue
-        self._num_stale = 0
+    def _leave_end(self, node: RadixNode) -> dict[bytes, Ghost]:
+        """Take out all ghosts that follow the end of a node."""
+        behind = self._behind.pop(node, None)
+        if behind is None:
+            behind = {}
+        tail = self._tails.pop(node, None)
+        if tail is not None and tail.size:
+            self._put(tail, behind)
+        return behind
+
+    def _revive(self, first: Ghost, node: RadixNode, start: int) -> None:
+        """Forget what ``node.key[start:]`` has of a ghost and of those that follow."""
+        key = node.key
+        ghost: Ghost | None = first
+        while ghost is not None:
+            shared = self._shared_bytes(key, start, ghost)
+            start += shared
+            self.num_pages -= shared // self._page_bytes
+            behind = ghost.behind or {}
+            rest = ghost.next
+            if shared < ghost.size:
+                ghost.run = ghost.run[shared:]
+                ghost.size -= shared
+                behind, rest = {}, ghost
+            else:
+                ghost.forget()
+                self._num_stale += 1
+            if rest is not None and rest.size:
+                self._put(rest, behind)
+            ghost = behind.pop(key[start : start + self._page_bytes], None)
+            if behind and start < len(key):
+                self._put_inside(node, start, behind)
+            elif behind:
+                self._behind[node] = behind
+        if self._num_stale > len(self._queue) // 2 + 64:
+            self._queue = deque([ghost for ghost in self._queue if ghost.size])
+            self._num_stale = 0
+
+    def _forget_down_to(self, num_pages: int) -> None:
+        """Forget the pages that were evicted first: of a ghost, the last ones."""
+        excess = (self.num_pages - num_pages) * self._page_bytes
+        while excess > 0:
+            ghost = self._queue[0]
+            if ghost.size > excess:
+                # The tokens themselves go with the rest: that saves copying them.
+                ghost.size -= excess
+                break
+            self._queue.popleft()
+            if not ghost.size:
+                self._num_stale -= 1
+                continue
+            excess -= ghost.size
+            ghost.forget()
+            if ghost.home is not None:
+                del ghost.home[ghost.page]
+        self.num_pages = min(self.num_pages, num_pages)
 
     # Comparing --------------------------------------------------------------
 
-    def _first_page(self, ghost: Ghost) -> bytes:
-        return ghost.parts[-1][0][: self._page_bytes]
-
     def _begins(self, ghost: Ghost, raw: bytes, start: int) -> bool:
         """Tell whether ``raw[start:]`` begins with the first page of a ghost."""
-        return bool(ghost.parts) and raw.startswith(self._first_page(ghost), start)
+        return ghost.size > 0 and raw.startswith(ghost.run[: self._page_bytes], start)
 
-    def _shared_bytes(self, raw: bytes, start: int, run: bytes, size: int) -> int:
-        """Count the bytes of whole pages that ``raw[start:]`` shares with a part."""
-        if raw.startswith(run, start):
-            return size
-        shared = min(common_bytes(raw, start, run), size)
+    def _shared_bytes(self, raw: bytes, start: int, ghost: Ghost) -> int:
+        """Count the bytes of whole pages that ``raw[start:]`` shares with a ghost."""
+        if raw.startswith(ghost.run, start):
+            return ghost.size
+        shared = min(common_bytes(raw, start, ghost.run), ghost.size)
         return shared - shared % self._page_bytes

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .request_kv import RequestKV
+
+_MAX_NUM_RECENT: Final = 256
 
 
 class HitCounters:
-    """Counts each admission once, when it gets its first pages.
+    """Counts each admission once, if it got pages.
 
     An admission that is given back before that is not counted: a scheduler may admit a
     request to find that it does not fit, and try again later.
 
+    Admissions are counted some at a time, which costs less than one by one; call
+    `settle` before you read.
+
     Attributes:
-        pending: The requests that were not counted yet: what each was admitted with,
-            and what it need not compute of that, in tokens.
         num_admitted_requests: See `CacheStats`, as for all that follow.
     """
 
     __slots__ = (
+        "_max_num_recent",
+        "_recent",
         "num_admitted_requests",
         "num_cached_tokens",
         "num_missed_cold_tokens",
@@ -31,12 +38,13 @@ class HitCounters:
         "num_recomputed_tokens",
         "num_resumed_cached_tokens",
         "num_resumed_requests",
-        "pending",
     )
 
     def __init__(self) -> None:
         """Start at 0."""
-        self.pending: dict[RequestKV, tuple[int, int]] = {}
+        # Each with what it was admitted with, and what it need not compute of that.
+        self._recent: list[tuple[RequestKV, int, int]] = []
+        self._max_num_recent = _MAX_NUM_RECENT
         self.num_admitted_requests = 0
         self.num_resumed_requests = 0
         self.num_prompt_tokens = 0
@@ -51,12 +59,24 @@ class HitCounters:
         self.num_missed_cold_tokens = 0
         self.num_missed_unaligned_tokens = 0
 
-    def book(self) -> None:
-        """Count the pending requests that have pages by now."""
-        for request, (num_tokens, granted_len) in list(self.pending.items()):
-            if request.allocated_len > granted_len:
-                del self.pending[request]
+    def add(self, request: RequestKV, num_tokens: int) -> None:
+        """Take note of a request that was just admitted with `num_tokens` tokens."""
+        recent = self._recent
+        recent.append((request, num_tokens, request.committed_len))
+        if len(recent) > self._max_num_recent:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the admissions that got pages since the last time."""
+        waiting: list[tuple[RequestKV, int, int]] = []
+        for admission in self._recent:
+            request, num_tokens, granted_len = admission
+            if request.has_run:
                 self._count(request, num_tokens, granted_len)
+            elif request.owner is not None:
+                waiting.append(admission)
+        self._recent = waiting
+        self._max_num_recent = len(waiting) + _MAX_NUM_RECENT
 
     def _count(self, request: RequestKV, num_tokens: int, granted_len: int) -> None:
         computed_len = request.computed_len

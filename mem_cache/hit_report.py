@@ -50,13 +50,13 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     available_len: int
     granted_len: int
-    num_recomputed_tokens: int
-    num_evicted_tokens: int
-    num_quota_tokens: int
-    num_unpublished_tokens: int
-    num_other_epoch_tokens: int
-    num_other_namespace_tokens: int
-    num_cold_tokens: int
-    num_unaligned_tokens: int
-    evicted_by: str | None
-    evicted_ago: int | None
+    num_recomputed_tokens: int = 0
+    num_cold_tokens: int = 0
+    num_unaligned_tokens: int = 0
+    num_evicted_tokens: int = 0
+    num_quota_tokens: int = 0
+    num_unpublished_tokens: int = 0
+    num_other_epoch_tokens: int = 0
+    num_other_namespace_tokens: int = 0
+    evicted_by: str | None = None
+    evicted_ago: int | None = None

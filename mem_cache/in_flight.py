@@ -29,6 +29,14 @@ class InFlight:
         """Count the prompts."""
         return sum(len(keys) for keys in self._keys.values())
 
+    def state(self) -> dict[str, object]:
+        """Return all prompts, as plain values to compare."""
+        return {
+            "prompts in flight": [
+                (root, list(keys)) for root, keys in self._keys.items()
+            ]
+        }
+
     def join(self, root: RadixNode, key: bytes, start: int) -> int:
         """Add a prompt, and tell how much of it is in flight already.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RequestStateError
+from .payload import pack_payload
 
 
 class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -67,10 +68,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
             new_pages: Page ids, the bytes of int32 `[num_new_pages]`.
             forgotten_rows: Rows that were given back since the last message.
         """
-        head = array("i", [*rows, *starts, *stops, *page_starts, *page_indptr])
-        payload = head.tobytes() + new_pages
-        if forgotten_rows:
-            payload += array("i", forgotten_rows).tobytes()
+        head = [*rows, *starts, *stops, *page_starts, *page_indptr]
+        payload = pack_payload(head, new_pages, forgotten_rows)
         return cls(len(rows), len(new_pages) // 4, payload)
 
     def with_copies(self, copies: Mapping[int, int]) -> Self:

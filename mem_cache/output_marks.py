@@ -62,6 +62,10 @@ class OutputMarks:
             self._marked.remove(end)
             end = end.parent
 
+    def state(self) -> dict[str, object]:
+        """Return all marks, as plain values to compare."""
+        return {"output marks": set(self._marked)}
+
     def check_integrity(self, tree: RadixTree) -> None:
         """Check all marks. Costs O(nodes).
 

@@ -9,8 +9,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
+from .cache_state import Room
 from .call_watch import CallWatch
 from .debug_log import DebugLog
 from .errors import (
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from .shared_counters import SharedCounters
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCache(ABC):
     """The interface between a batch scheduler and the KV memory.
 
@@ -93,9 +96,12 @@ class PrefixCache(ABC):
         self._num_published_pages = 0
         self._num_duplicate_pages = 0
         self._num_evicted_pages = 0
+        self._rooms: list[Room] = [self._virtual]
         self.watch: CallWatch | None = None
         if debug or counters is not None:
-            log = DebugLog(self, tree, self._running) if debug else None
+            log = None
+            if debug:
+                log = DebugLog(self, tree, self._running, self._rooms)
             self.watch = CallWatch(self, log, counters)
         memory.attach()
         if self.watch is not None:
@@ -142,8 +148,12 @@ class PrefixCache(ABC):
         Args:
             namespace: Any hashable.
 
+        Raises:
+            ConfigError: `namespace` is not hashable.
+
         Complexity: O(namespaces with a quota).
         """
+        check_hashable("namespace", namespace)
         size = self.total_size
         if self._quotas is not None:
             size = self._quotas.max_num_pages(namespace) * self.page_size
@@ -267,7 +277,7 @@ class PrefixCache(ABC):
         if self._owner is None:
             self._owner = get_ident()
         request.computed_len = computed_len
-        self._hits.pending[request] = (num_tokens, request.committed_len)
+        self._hits.add(request, num_tokens)
         if self._explainer is not None:
             self._explainer.begin(request, array)
         return request
@@ -291,6 +301,7 @@ class PrefixCache(ABC):
         Raises:
             OutOfPagesError: Not even eviction makes enough room.
             QuotaError: A namespace would pass its ceiling, whatever it evicts.
+            PolicyError: The eviction policy failed.
             LengthError: A length does not go forward, or passes `max_context_len`.
             RequestStateError: A request is released, foreign, or named twice.
         """
@@ -320,6 +331,7 @@ class PrefixCache(ABC):
         Raises:
             OutOfPagesError: Not even eviction makes enough room.
             QuotaError: A namespace would pass its ceiling, whatever it evicts.
+            PolicyError: The eviction policy failed.
             ConfigError: `num_tokens` is below 1.
             LengthError: A length passes `max_context_len`.
             RequestStateError: A request is released, foreign, or named twice.
@@ -480,6 +492,7 @@ class PrefixCache(ABC):
 
         Raises:
             LengthError: `num_tokens` is negative.
+            PolicyError: The eviction policy failed.
         """
         if self.watch is not None:
             return self.watch.call(self.evict_if_needed, num_tokens)
@@ -495,6 +508,7 @@ class PrefixCache(ABC):
 
         Raises:
             LengthError: `num_tokens` is negative.
+            PolicyError: The eviction policy failed.
         """
         if self.watch is not None:
             return self.watch.call(self.evict, num_tokens)
@@ -560,6 +574,7 @@ class PrefixCache(ABC):
             return self.watch.call(self.bump_epoch, namespace)
         self._check_thread()
         check_hashable("namespace", namespace)
+        self._hits.settle()  # or requests that are gone would keep the epoch alive
         end_epoch(self._tree, namespace)
         if self._explainer is not None:
             self._explainer.end_epoch(namespace)
@@ -634,6 +649,7 @@ class PrefixCache(ABC):
         """Return the sizes and counters. Costs O(free pages)."""
         page_size = self.page_size
         hits = self._hits
+        hits.settle()
         return CacheStats(
             total_size=self.total_size,
             available_size=self.available_size,
@@ -691,8 +707,6 @@ class PrefixCache(ABC):
             self._take_back(self._quotas.make_room(requests, needed))
         pages = self._take(num_pages) if num_pages else b""
         info = self._running.hand_out(requests, lens, needed, pages)
-        if self._hits.pending:
-            self._hits.book()
         return self._copies.send_with(info, pages) if self._copies.pending else info
 
     def _take_page(self, request: RequestKV) -> bytes:
@@ -746,7 +760,6 @@ class PrefixCache(ABC):
         return num_pages
 
     def _close(self, request: RequestKV) -> None:
-        self._hits.pending.pop(request, None)
         if request.awaited and self._explainer is not None:
             self._explainer.end(request)
         self._running.close(request)

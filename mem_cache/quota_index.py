@@ -7,14 +7,14 @@ from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 from .errors import PolicyError
-from .eviction import KeyedIndex, RankedIndex, RecencyIndex
+from .eviction import EvictionIndex, KeyedIndex, RankedIndex, RecencyIndex
 from .radix_node import RadixNode, RadixRoot
 
 if TYPE_CHECKING:
     from .quota import Quota
 
 
-class QuotaIndex:
+class QuotaIndex(EvictionIndex):
     """One index for each namespace with a quota, and one that all others share.
 
     Who goes next is the lowest rank among the first of each, so the order is that of a
@@ -43,9 +43,9 @@ class QuotaIndex:
         self.shared = shared
         self.grows_leaves = shared.grows_leaves
         for quota, part in self._parts.items():
-            self._parts[quota] = _like(shared, part)
+            self._parts[quota] = _like(shared, part.drain())
         for root, part in self._stale_parts.items():
-            self._stale_parts[root] = _like(shared, part)
+            self._stale_parts[root] = _like(shared, part.drain())
 
     # Namespaces come and go -------------------------------------------------
 
@@ -60,12 +60,11 @@ class QuotaIndex:
 
         Complexity: O(nodes of all without a quota), sorted.
         """
-        nodes = [*self.shared, *self._parts.pop(quota)]
+        nodes = self.shared.drain() + self._parts.pop(quota).drain()
         for part in self._stale_parts.values():
-            nodes += part
+            nodes += part.drain()
         self._stale_parts.clear()
         for node in sorted(nodes, key=_released_at):
-            self.shared.protect(node)
             self.shared.release(node)
 
     def retire(self, quota: Quota, root: RadixRoot) -> None:

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from .eviction import make_eviction_index, teach
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .shared_counters import SharedCounters
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RadixCache(PrefixCache):
     """A prefix cache that keeps what finished in a radix tree.
 
@@ -98,13 +100,16 @@ class RadixCache(PrefixCache):
         )
         super().__init__(memory, tree, max_num_contents, debug, counters)
         self._retention = retention
+        self._rooms.append(retention)
         if marks is not None:
             marks.listen(tree)
             self._output_marks = marks
+            self._rooms.append(marks)
         if explain:
             name = policy if isinstance(policy, str) else type(policy).__name__
             page_bytes = memory.page_size * TOKEN_BYTES
             self._explainer = Explainer(tree, page_bytes, memory.num_pages, name)
+            self._rooms.append(self._explainer)
         if partial_pages:
             self._partial_pages = PartialPages(
                 PartialPageIndex(tree, memory.page_size * TOKEN_BYTES),
@@ -120,8 +125,7 @@ class RadixCache(PrefixCache):
         """
         check_hashable("namespace", namespace)
         array = as_tokens(tokens, self._virtual)
-        whole = len(array) // self.page_size * self.page_size
-        return self._tree.match(namespace, array[:whole].tobytes()) // TOKEN_BYTES
+        return self._tree.match(namespace, array.tobytes()) // TOKEN_BYTES
 
     def cache_unfinished_req(
         self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
@@ -216,8 +220,7 @@ class RadixCache(PrefixCache):
         check_hashable("namespace", namespace)
         array = as_tokens(tokens, self._virtual)
         priority = as_size("priority", priority)
-        whole = len(array) // self.page_size * self.page_size
-        raw = array[:whole].tobytes()
+        raw = array.tobytes()
         assert self._retention is not None  # `__init__` set it
         return self._retention.retain(namespace, raw, priority, ttl) * self.page_size
 
@@ -293,6 +296,7 @@ class RadixCache(PrefixCache):
         requests).
         """
         check_hashable("namespace", namespace)
+        self._hits.settle()
         page_size = self.page_size
         root = self._tree.root_of(namespace)
         quota = root.quota if root else None

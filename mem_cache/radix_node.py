@@ -34,6 +34,8 @@ class RadixNode:
         created: Logical time of its first publication.
         last_use: Logical time of its last release, one tick for every release.
         priority: Highest priority of the requests that published through it.
+        older: Its neighbour in a `RecencyIndex`, which alone may touch this.
+        newer: The other one.
     """
 
     __slots__ = (
@@ -42,7 +44,9 @@ class RadixNode:
         "key",
         "last_use",
         "lock_ref",
+        "newer",
         "num_hits",
+        "older",
         "pages",
         "parent",
         "priority",
@@ -63,6 +67,8 @@ class RadixNode:
         self.created = 0
         self.last_use = 0
         self.priority = 0
+        self.older: RadixNode | None = None
+        self.newer: RadixNode | None = None
 
     def __repr__(self) -> str:
         """Show sizes and locks, not the tokens."""

@@ -9,7 +9,7 @@ and are evicted page by page from their tail, and a match changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -70,7 +70,7 @@ class RadixTree:
 
         Args:
             namespace: Where to look.
-            raw: Tokens, whole pages.
+            raw: Tokens; those behind the last whole page are not cached.
 
         Complexity: O(nodes on the path) plus one comparison of the matched tokens.
         """
@@ -82,14 +82,16 @@ class RadixTree:
 
         Args:
             namespace: Where to look.
-            raw: Tokens, whole pages.
+            raw: Tokens; those behind the last whole page are not cached.
 
         Returns:
             The nodes of the path, of which the last may reach further; and the bytes of
             `raw` that are cached.
         """
         root = self._roots.get(namespace)
-        path, matched, _ = self._walk(root, raw) if root else ([], 0, 0)
+        if root is None:
+            return [], 0
+        path, matched, _ = self._walk(root, raw)
         return path, matched
 
     def acquire(self, namespace: Hashable, raw: bytes) -> tuple[RadixNode, bytes]:
@@ -216,7 +218,7 @@ class RadixTree:
         return self._cut(node, excess) if excess > 0 else self._drop(node)
 
     @contextmanager
-    def because(self, cause: str) -> Iterator[None]:
+    def because(self, cause: str) -> Generator[None, None, None]:
         """Tell those who listen why pages are evicted meanwhile."""
         self.cause = cause
         try:

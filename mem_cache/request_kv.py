@@ -37,6 +37,7 @@ class RequestKV:
         node: The tree node that its lease is on; ``None`` without a tree.
         quota: What bounds its namespace, if anything does.
         computed_len: Positions that were computed before it was retracted, in tokens.
+        has_run: Whether it ever got pages to compute in.
         hit_report: Why its hit is what it is; ``None`` if the cache does not explain.
         awaited: Whole pages that it was admitted with and may publish still: other
             requests may wait for them. Raw bytes, empty if there are none.
@@ -49,6 +50,7 @@ class RequestKV:
         "awaited",
         "committed_len",
         "computed_len",
+        "has_run",
         "hit_report",
         "namespace",
         "node",
@@ -77,6 +79,7 @@ class RequestKV:
         self.committed_len = 0
         self.allocated_len = 0
         self.computed_len = 0
+        self.has_run = False
         self.hit_report: HitReport | None = None
         self.awaited = b""
         self.node: RadixNode | None = None

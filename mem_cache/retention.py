@@ -99,7 +99,7 @@ class Retention:
 
         Args:
             namespace: Where to look.
-            raw: Tokens, whole pages.
+            raw: Tokens; of which the cached prefix counts, in whole pages.
             priority: Lower ones go first; at least 1.
             ttl: Seconds until it ends, above 0; ``None`` if it does not.
 
@@ -164,6 +164,14 @@ class Retention:
         """Return the priority at which a node is retained, 0 if it is not."""
         grant = self._grants.get(node)
         return grant.priority if grant else 0
+
+    def state(self) -> dict[str, object]:
+        """Return all grants, as plain values to compare."""
+        grants = [
+            (node, grant.priority, grant.ttl, grant.expires, grant.since, grant.entry)
+            for node, grant in self._grants.items()
+        ]
+        return {"grants": (self.num_pages, self._num_pages_granted, grants)}
 
     def check_integrity(self) -> None:
         """Recount the grants. Costs O(nodes).

@@ -37,7 +37,7 @@ class RetentionIndex(KeyedIndex):
         self._other = other
         self._other_level = other_level
         self._retention = retention
-        for node in other:
+        for node in other.drain():
             self.release(node)
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
 from .kv_cache_info import KVCacheInfo
+from .payload import pack_payload
 from .radix_node import PAGE_ID_BYTES
 from .request_kv import RequestKV
 from .request_table import RequestTable
@@ -63,7 +64,7 @@ class RunningRequests:
                 f"{request!r} was released already, or is another cache's"
             )
 
-    def check_batch(self, requests: Sequence[RequestKV]) -> None:
+    def check_batch(self, requests: list[RequestKV]) -> None:
         """Refuse a batch with a request that does not run here; see `check`."""
         for request in requests:
             if type(request) is not RequestKV or request.owner is not self:
@@ -105,9 +106,7 @@ class RunningRequests:
         request.committed_len = cached_len
         request.allocated_len = cached_len
 
-    def count_new_pages(
-        self, requests: Sequence[RequestKV], lens: Sequence[int]
-    ) -> list[int]:
+    def count_new_pages(self, requests: list[RequestKV], lens: list[int]) -> list[int]:
         """Check the lengths of a batch, and count the pages that each request needs.
 
         Raises:
@@ -121,7 +120,7 @@ class RunningRequests:
         page_size = self._allocator.page_size
         max_len = self._max_context_len
         needed: list[int] = []
-        for request, new_len in zip(requests, lens, strict=True):
+        for request, new_len in zip(requests, lens):  # noqa: B905 - faster when compiled
             if not request.committed_len < new_len <= max_len:
                 raise LengthError(
                     f"a new length must be in {request.committed_len + 1}..{max_len}, "
@@ -135,9 +134,9 @@ class RunningRequests:
 
     def hand_out(
         self,
-        requests: Sequence[RequestKV],
-        lens: Sequence[int],
-        needed: Sequence[int],
+        requests: list[RequestKV],
+        lens: list[int],
+        needed: list[int],
         pages: bytes,
     ) -> KVCacheInfo:
         """Give new pages to the requests of a batch, and tell the workers.
@@ -155,39 +154,37 @@ class RunningRequests:
         page_indptr = [0]
         parts: list[bytes] = []
         taken = num_sent = 0
-        for request, new_len, num_new in zip(requests, lens, needed, strict=True):
+        for request, new_len, num_new in zip(requests, lens, needed):  # noqa: B905 - as above
             row = request.req_pool_idx
             num_known = request.num_known_pages
             rows.append(row)
             starts.append(request.committed_len)
             page_starts.append(num_known)
             num_pages = request.num_pages
+            if num_known < num_pages:
+                parts.append(table.read(row, num_known, num_pages))
             if num_new:
                 end = taken + num_new * PAGE_ID_BYTES
-                table.write(row, num_pages, pages[taken:end])
+                part = pages[taken:end]
+                parts.append(part)
+                table.write(row, num_pages, part)
                 taken = end
                 num_pages += num_new
                 request.num_pages = num_pages
-            if new_len > request.allocated_len:
-                request.allocated_len = new_len
             if num_known < num_pages:
-                parts.append(table.read(row, num_known, num_pages))
                 num_sent += num_pages - num_known
                 request.num_known_pages = num_pages
+                request.has_run = True
+            if new_len > request.allocated_len:
+                request.allocated_len = new_len
             page_indptr.append(num_sent)
         self.num_held_pages += taken // PAGE_ID_BYTES
         forgotten = self._forgotten_rows
         if forgotten:
             self._forgotten_rows = {}
-        return KVCacheInfo.pack(
-            rows,
-            starts,
-            lens,
-            page_starts,
-            page_indptr,
-            b"".join(parts),
-            list(forgotten),
-        )
+        head = [*rows, *starts, *lens, *page_starts, *page_indptr]
+        payload = pack_payload(head, b"".join(parts), list(forgotten))
+        return KVCacheInfo(len(rows), num_sent, payload)
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""

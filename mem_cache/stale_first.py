@@ -10,7 +10,7 @@ from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
 
 
-class StaleFirst:
+class StaleFirst(EvictionIndex):
     """The nodes below stale roots, then those of another index in its order.
 
     Nothing matches or publishes below a stale root: what is unprotected there stays so,

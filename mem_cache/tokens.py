@@ -13,7 +13,7 @@ from .errors import TokenError
 TOKEN_BYTES = 4
 """Bytes of one token id in a key, and of one page id in a node."""
 
-_INT32 = np.dtype(np.int32)
+_INT32: Final = np.dtype(np.int32)
 
 _FIRST_COMPARE_BYTES: Final = 4096
 
@@ -90,7 +90,9 @@ def as_sequence(tokens: Tokens, virtual: Container[int] = ()) -> Tokens:
         TokenError: `tokens` are no flat sequence.
     """
     # Only what is cut off must be converted: a long prompt is published in parts.
-    if type(tokens) is list or (type(tokens) is np.ndarray and tokens.ndim == 1):
+    if isinstance(tokens, list) or (
+        isinstance(tokens, np.ndarray) and tokens.ndim == 1
+    ):
         return tokens
     return as_tokens(tokens, virtual)
 

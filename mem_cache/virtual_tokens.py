@@ -148,6 +148,15 @@ class VirtualTokens:
         for token in self.users.pop(request, ()):
             self._drop(token, 1)
 
+    def state(self) -> dict[str, object]:
+        """Return all that it knows, as plain values to compare."""
+        contents = [
+            (token, content.digest, content.num_uses, content.num_claims)
+            for token, content in self._contents.items()
+        ]
+        users = [(request, tuple(tokens)) for request, tokens in self.users.items()]
+        return {"contents": (self.last_token, contents, list(self._unused), users)}
+
     def check_integrity(self) -> None:
         """Recount the uses. Costs O(cached tokens).
 

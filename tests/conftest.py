@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # No deadline: a slow machine must not fail a test.
 settings.register_profile("dev", max_examples=50, deadline=None)
@@ -10,4 +10,13 @@ settings.register_profile(
     "ci", max_examples=300, deadline=None, derandomize=True, print_blob=True
 )
 settings.register_profile("nightly", max_examples=5_000, deadline=None, print_blob=True)
+# Many short runs, each of which has to fail or not, and need not say why.
+settings.register_profile(
+    "mutants",
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile("dev")

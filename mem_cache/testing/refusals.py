@@ -38,6 +38,7 @@ def bad_calls(checked: CheckedCache) -> list[BadCall]:
     return [
         (LengthError, lambda: cache.admit([])),
         (LengthError, lambda: cache.admit([0] * (size + 1))),
+        (LengthError, lambda: cache.admit([0], computed_len=2)),
         (TokenError, lambda: cache.admit([0, -1])),
         (TokenError, lambda: cache.admit([0, 2**31])),
         (TokenError, lambda: cache.match_prefix(cast("Any", np.array([0.5])))),

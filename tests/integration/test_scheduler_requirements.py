@@ -77,7 +77,12 @@ class FakeCache:
         return 0
 
     def admit(
-        self, tokens: object, *, namespace: Hashable = None, priority: int = 0
+        self,
+        tokens: object,
+        *,
+        namespace: Hashable = None,
+        priority: int = 0,
+        computed_len: int = 0,
     ) -> FakeKV:
         self.calls.append("admit")
         return FakeKV()

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import KVCacheInfo, PrefixCache
+from radixkv.mem_cache.testing import LabelWorker
 from radixkv.scheduling import Batch, BatchEntry, NullRunner
-
-from .worker import LabelWorker
 
 
 class LabelRunner:

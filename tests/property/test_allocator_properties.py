@@ -23,7 +23,7 @@ from radixkv.mem_cache import (
     TokenToKVPoolAllocator,
 )
 
-from .checked_cache import free_order
+from .caches import free_order
 
 
 class AllocatorMachine(RuleBasedStateMachine):

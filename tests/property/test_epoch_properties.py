@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .checked_cache import CheckedCache
-from .oracle import PastEpoch
+from radixkv.mem_cache.testing import CheckedCache, PastEpoch
+
+from .caches import make_checked
 
 NUM_PAGES = 16
 NAMES = [None, "tenant"]
@@ -70,7 +71,7 @@ def check_order(checked: CheckedCache, num_pages: int) -> None:
 @given(steps=steps, page_size=st.sampled_from([1, 2, 3, 16, 64]))
 def test_epochs_end_at_any_time(policy: str, steps: list[Step], page_size: int) -> None:
     """Suspended walks, late releases, shrinks and resets: the oracle knows no walk."""
-    checked = CheckedCache(policy, NUM_PAGES, page_size, 3, 8 * page_size)
+    checked = make_checked(policy, NUM_PAGES, page_size, 3, 8 * page_size)
     for step in steps:
         take(step, checked)
         checked.check()
@@ -85,7 +86,7 @@ def test_epochs_end_at_any_time(policy: str, steps: list[Step], page_size: int) 
 def test_nobody_goes_while_something_stale_is_left(
     policy: str, steps: list[Step]
 ) -> None:
-    checked = CheckedCache(policy, NUM_PAGES, 1, num_rows=3, max_len=8)
+    checked = make_checked(policy, NUM_PAGES, 1, num_rows=3, max_len=8)
     for step in steps:
         take(step, checked)
     checked.bump_epoch(None)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from radixkv.mem_cache import FIFO, LFU, LRU, EvictionPolicy, RadixNode, Victim
 from radixkv.mem_cache.eviction import EvictionIndex, KeyedIndex
 from radixkv.mem_cache.radix_tree import RadixTree
+from radixkv.mem_cache.testing import CheckedCache, Live
 
-from .checked_cache import CheckedCache, Live
+from .caches import make_checked
 
 NUM_PAGES = 60
 POLICIES = ["lru", "keyed lru", "mru", "fifo", "filo", "lfu", "slru", "priority"]
@@ -62,7 +63,7 @@ def checked_after(policy: str, trace: list[Visit], page_size: int) -> CheckedCac
     They are published in another order than they were admitted, half of them in two
     parts, so that nodes grow, hang in chains and are split while others need them.
     """
-    checked = CheckedCache(policy, NUM_PAGES, page_size, num_rows=3, max_len=99)
+    checked = make_checked(policy, NUM_PAGES, page_size, num_rows=3, max_len=99)
     before: list[int] = []
     for visit in trace:
         if len(checked.live) == 3:

@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.mem_cache import HitReport, KVCacheInfo, RequestKV
+from radixkv.mem_cache.testing import (
+    CacheOracle,
+    CheckedCache,
+    Live,
+    ModelRequest,
+    PastEpoch,
+)
+from radixkv.mem_cache.testing.oracle import Key
 
-from .checked_cache import CheckedCache, Live
-from .oracle import CacheOracle, Key, ModelRequest, PastEpoch
+from .caches import MAX_NUM_PAGES, make_cache
 from .test_random_lives import RandomLife
 
 NUM_STEPS = 60
@@ -69,12 +76,13 @@ class ExplainedCache(CheckedCache):
         partial_pages: bool,
         random: Random,
     ) -> None:
-        super().__init__(
+        cache = make_cache(
             policy, num_pages, page_size, num_rows, max_len, partial_pages=partial_pages
         )
-        self.oracle = self.recorder = RecordingOracle(
+        self.recorder = RecordingOracle(
             num_pages, page_size, num_rows, policy, partial_pages=partial_pages
         )
+        super().__init__(cache, self.recorder, max_num_pages=MAX_NUM_PAGES)
         self.random = random
         self.policy = "LRU" if policy == "keyed lru" else policy
         self.evicted: dict[Key, tuple[str, int]] = {}

@@ -15,10 +15,10 @@ from radixkv.mem_cache.eviction import RecencyIndex
 from radixkv.mem_cache.partial_pages import PartialPageIndex
 from radixkv.mem_cache.radix_node import RadixNode
 from radixkv.mem_cache.radix_tree import RadixTree
+from radixkv.mem_cache.testing import LabelWorker
 
-from .checked_cache import CheckedCache
+from .caches import make_checked
 from .test_random_lives import RandomLife
-from .worker import LabelWorker
 
 # Words of the tokens 0 and 1, and of two that differ from 0 in another byte.
 LETTERS = [0, 1, 2**8, 2**24]
@@ -175,7 +175,7 @@ def test_less_is_computed_where_prompts_part_inside_a_page(page_size: int) -> No
 def test_a_busy_cache_with_the_option_equals_the_oracle(
     policy: str, num_pages: int, page_size: int, num_rows: int, seed: int
 ) -> None:
-    checked = CheckedCache(
+    checked = make_checked(
         policy, num_pages, page_size, num_rows, 20 * page_size, partial_pages=True
     )
     life = RandomLife(checked, Random(seed))
@@ -190,7 +190,7 @@ def test_busy_lives_meet_everything_that_can_happen() -> None:
     for seed in range(15):
         random = Random(seed)
         page_size = random.choice([2, 3, 16])
-        checked = CheckedCache(
+        checked = make_checked(
             "lru",
             random.randint(2, 9),
             page_size,

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .checked_cache import CheckedCache, Live
+from radixkv.mem_cache.testing import CheckedCache, Live
+
+from .caches import make_checked
 
 NUM_STEPS = 100
 
@@ -160,7 +162,7 @@ def test_a_busy_cache_equals_the_oracle(
     partial_pages: bool,
     seed: int,
 ) -> None:
-    checked = CheckedCache(
+    checked = make_checked(
         policy,
         num_pages,
         page_size,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import KVPool
+from radixkv.mem_cache.testing import LabelWorker
 
-from .checked_cache import MAX_NUM_PAGES, CheckedCache
+from .caches import MAX_NUM_PAGES, make_checked
 from .test_random_lives import RandomLife
-from .worker import LabelWorker
 
 NUM_STEPS = 60
 
@@ -81,7 +81,7 @@ def test_workers_elsewhere_find_every_page_where_it_went(
     partial_pages: bool,
     seed: int,
 ) -> None:
-    checked = CheckedCache(
+    checked = make_checked(
         policy,
         num_pages,
         page_size,
@@ -100,7 +100,7 @@ def test_workers_elsewhere_find_every_page_where_it_went(
 def test_a_pool_in_the_process_finds_every_page_where_it_went(
     num_pages: int, page_size: int, num_rows: int, partial_pages: bool, seed: int
 ) -> None:
-    checked = CheckedCache(
+    checked = make_checked(
         "lru",
         num_pages,
         page_size,

@@ -33,9 +33,8 @@ from radixkv.mem_cache import (
     RequestKV,
     TokenError,
 )
+from radixkv.mem_cache.testing import CacheOracle, ModelRequest, NoRoomError
 from radixkv.mem_cache.virtual_tokens import LOWEST_TOKEN
-
-from .oracle import CacheOracle, ModelRequest, NoRoomError
 
 FIRST_CONTENT = 100
 NUM_CONTENTS = 6

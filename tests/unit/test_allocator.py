@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,8 @@ from radixkv.mem_cache import (
     ConfigError,
     DoubleFreeError,
     ForeignPageError,
+    IntegrityError,
+    PageError,
     PagesInUseError,
     TokenToKVPoolAllocator,
 )
@@ -58,7 +63,7 @@ def test_alloc_of_none_gives_an_empty_array() -> None:
 def test_alloc_of_a_negative_number_is_refused() -> None:
     allocator = TokenToKVPoolAllocator(4, 16)
 
-    with pytest.raises(ConfigError, match="num_pages must be >= 0, got -1"):
+    with pytest.raises(ConfigError, match=r"^num_pages must be >= 0, got -1$"):
         allocator.alloc(-1)
     assert allocator.num_free_pages == 4
 
@@ -119,6 +124,60 @@ def test_b06_a_wrong_free_is_refused_as_a_whole(
     assert before == free_order(allocator)
     assert [2, 5] == allocator.in_use().tolist()
     allocator.check_integrity()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.int64, np.uint64])
+def test_pages_come_back_as_integers_of_any_type(dtype: type[np.integer[Any]]) -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(4)
+    allocator.free(np.array([3, 1], dtype))
+
+    assert [1, 3] == sorted(allocator.free_pages().tolist())
+    allocator.check_integrity()
+
+
+class OnADevice:
+    """As much of a tensor as the allocator asks for."""
+
+    def __init__(self, *pages: int) -> None:
+        self.pages = pages
+
+    def cpu(self) -> tuple[int, ...]:
+        return self.pages
+
+
+def test_pages_on_a_device_are_copied_to_the_host() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(4)
+    pages: Wrong = OnADevice(2, 4)
+    allocator.free(pages)
+
+    assert [1, 3] == allocator.in_use().tolist()
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ([[1], [2, 3]], "pages must be flat: .+"),
+        ([[1], [2]], "pages must be flat, got 2 dimensions"),
+        (np.ones((2, 2), np.int32), "pages must be flat, got 2 dimensions"),
+        (1, "pages must be flat, got 0 dimensions"),
+        ([1.0], "page ids must be integers, got float64"),
+        (["1"], "page ids must be integers, got .+"),
+        ([-1, 2, 0], r"page ids must be in 1\.\.4, got \[-1, 0\]"),
+        (np.array([2, 0, 5], np.int32), r"page ids must be in 1\.\.4, got \[0, 5\]"),
+        ([4, 3], r"pages are free already: \[4, 3\]"),
+        ([1, 2, 1, 2], r"pages are named twice: \[1, 2\]"),
+    ],
+    ids=repr,
+)
+def test_a_refused_free_says_what_and_why(pages: Wrong, message: str) -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(2)
+
+    with pytest.raises(PageError) as caught:
+        allocator.free(pages)
+    assert re.fullmatch(message, str(caught.value))
 
 
 def test_a_wrong_free_names_the_pages() -> None:
@@ -211,14 +270,23 @@ def test_free_all_equals_a_fresh_allocator(num_pages: int) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 1.0, "4", None, True])
 def test_sizes_out_of_range_are_refused(size: Wrong) -> None:
-    with pytest.raises(ConfigError, match="page_size"):
+    with pytest.raises(ConfigError, match=r"^page_size must"):
         TokenToKVPoolAllocator(4, size)
-    with pytest.raises(ConfigError, match="num_pages"):
+    with pytest.raises(ConfigError, match=r"^num_pages must"):
         TokenToKVPoolAllocator(size, 4)
     allocator = TokenToKVPoolAllocator(4, 4)
-    with pytest.raises(ConfigError, match="num_pages"):
+    with pytest.raises(ConfigError, match=r"^num_pages must"):
         allocator.resize(size)
     assert allocator.num_pages == 4
+
+
+@pytest.mark.parametrize("num_pages", [1.0, "1", None, True])
+def test_alloc_of_what_is_no_integer_is_refused(num_pages: Wrong) -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+
+    with pytest.raises(ConfigError, match=r"^num_pages must be an integer, got"):
+        allocator.alloc(num_pages)
+    assert allocator.num_free_pages == 4
 
 
 def test_sizes_may_be_numpy_integers() -> None:
@@ -237,8 +305,46 @@ def test_fragmentation_of_an_empty_free_list_is_0() -> None:
     assert allocator.fragmentation() == 0
 
 
+@pytest.mark.parametrize(
+    ("array", "at", "value", "message"),
+    [
+        ("_stack", 0, 0, "the free list holds a foreign page"),
+        ("_stack", 0, 5, "the free list holds a foreign page"),
+        ("_stack", 0, 3, "no owner: pages [4]; two owners: pages [3]"),
+        ("_stack", 0, 1, "no owner: pages [4]; two owners: pages [1]"),
+        ("_state", 4, 4, "two owners: pages [4]"),
+        ("_state", 2, 0, "no owner: pages [2]"),
+        ("_state", 2, 1, "a page has a state that is not its own"),
+        ("_state", 0, 0, "a page has a state that is not its own"),
+    ],
+)
+def test_every_fault_has_its_words(
+    array: str, at: int, value: int, message: str
+) -> None:
+    """Pages 1 and 2 are in use, 3 and 4 are free, 4 at the bottom."""
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(2)
+    allocator.check_integrity()
+    getattr(allocator, array)[at] = value
+
+    with pytest.raises(IntegrityError) as caught:
+        allocator.check_integrity()
+    assert f"allocator: {message}" == str(caught.value)
+
+
 def test_repr_shows_the_sizes() -> None:
     allocator = TokenToKVPoolAllocator(4, 16)
     allocator.alloc(1)
 
-    assert "num_pages=4, page_size=16, num_free_pages=3" in repr(allocator)
+    assert (
+        "TokenToKVPoolAllocator(num_pages=4, page_size=16, num_free_pages=3)"
+    ) == repr(allocator)
+
+
+def test_pages_that_are_handed_out_are_in_use_and_no_others() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(4)
+    allocator.free([3])
+
+    expected = {0: False, 1: True, 2: True, 3: False, 4: True, 5: False, 2**31: False}
+    assert expected == {page: allocator.is_in_use(page) for page in expected}

@@ -16,6 +16,7 @@ from radixkv.mem_cache import (
     IntegrityError,
     LengthError,
     MemoryManager,
+    PolicyError,
     PrefixCache,
     RadixCache,
     RadixNode,
@@ -211,8 +212,8 @@ def test_without_debug_a_report_has_no_calls() -> None:
 class Sloppy(RadixCache):
     """A cache that changes something before it refuses a call."""
 
-    def __init__(self, memory: MemoryManager, change: Call) -> None:
-        super().__init__(memory, debug=True)
+    def __init__(self, memory: MemoryManager, change: Call, **options: Wrong) -> None:
+        super().__init__(memory, debug=True, **options)
         self.change = change
 
     def truncate(self, request: RequestKV, new_len: int) -> None:
@@ -265,6 +266,18 @@ def swap_victims(cache: Wrong, request: RequestKV) -> None:
     index.release(victim)
 
 
+def retain_first_page(cache: Wrong, request: RequestKV) -> None:
+    cache.retain(span(1, 4))
+
+
+def bound_namespace(cache: Wrong, request: RequestKV) -> None:
+    cache.set_quota(None, floor_size=4)
+
+
+def forget_prompt(cache: Wrong, request: RequestKV) -> None:
+    cache._explainer.end(request)
+
+
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -274,11 +287,11 @@ def swap_victims(cache: Wrong, request: RequestKV) -> None:
         (swap_row, "rows"),
         (
             lambda cache, request: cache.evict(1),
-            "free list, nodes, order of eviction, statistics",
+            "free list, nodes, order of eviction, ghosts, statistics",
         ),
         (
             lambda cache, request: cache.admit([9], namespace="b"),
-            "free rows, rows, requests, namespaces, nodes, statistics",
+            "free rows, rows, requests, namespaces, nodes, ghosts, statistics",
         ),
         (lambda cache, request: cache.bump_epoch("empty"), None),
         (lambda cache, request: cache.bump_epoch(None), "namespaces"),
@@ -289,6 +302,10 @@ def swap_victims(cache: Wrong, request: RequestKV) -> None:
         (set_in(the_node, "last_use"), "nodes"),
         (set_in(the_node, "priority"), "nodes"),
         (swap_victims, "order of eviction"),
+        (lambda cache, request: cache.intern(b"x" * 16), "contents, statistics"),
+        (retain_first_page, "grants"),
+        (bound_namespace, "quotas"),
+        (forget_prompt, "prompts in flight"),
     ],
 )
 def test_a_refused_call_that_changed_something_is_found(
@@ -307,6 +324,18 @@ def test_a_refused_call_that_changed_something_is_found(
         assert f"truncate was refused, but changed: {parts}" == first
         cause = caught.value.__context__
         assert isinstance(cause, LengthError)
+
+
+def test_marks_of_outputs_are_compared_as_well() -> None:
+    def forget_marks(cache: Wrong, request: RequestKV) -> None:
+        cache._output_marks._marked.clear()
+
+    cache = Sloppy(make_memory(), forget_marks, outputs_first=True)
+    request = run(cache, span(1, 12))
+    cache.cache_unfinished_req(request, span(1, 12), prompt_len=4)
+
+    with pytest.raises(IntegrityError, match=r"but changed: output marks\n"):
+        cache.truncate(request, 12)
 
 
 def test_no_row_is_told_and_changes_nothing() -> None:
@@ -390,6 +419,40 @@ def test_errors_that_are_no_refusal_pass_as_well() -> None:
     cache.check_integrity()
 
 
+def test_a_policy_that_failed_is_no_fault_of_the_cache() -> None:
+    class Fails:
+        def key(self, node: RadixNode) -> int:
+            raise KeyError
+
+    cache = RadixCache(make_memory(), Fails(), debug=True)
+    insert(cache, span(1, 4))
+    cache.bump_epoch(None)
+    insert(cache, span(1, 4))
+    for call in (cache.evict, cache.evict_if_needed):
+        with pytest.raises(PolicyError):
+            call(64)
+
+
+def test_a_policy_that_fails_when_a_grant_ends_is_no_fault_of_the_cache() -> None:
+    class Moody:
+        fails = False
+
+        def key(self, node: RadixNode) -> int:
+            if self.fails:
+                raise KeyError
+            return node.num_hits
+
+    now = 0.0
+    policy = Moody()
+    cache = RadixCache(make_memory(), policy, clock=lambda: now, debug=True)
+    insert(cache, span(1, 8))
+    cache.retain(span(1, 8), ttl=1.0)
+    now, policy.fails = 2.0, True
+
+    with pytest.raises(PolicyError):
+        cache.evict(4)
+
+
 def test_slots_of_nodes_and_requests_are_all_compared() -> None:
     """By their names, so that a new attribute is not forgotten."""
     seen = (MODULES / "cache_state.py").read_text()
@@ -397,5 +460,5 @@ def test_slots_of_nodes_and_requests_are_all_compared() -> None:
     requests = {name for name in RequestKV.__slots__ if f"kv.{name}," not in seen}
 
     # These follow from the others.
-    assert {"children", "root"} == nodes
+    assert {"children", "newer", "older", "root"} == nodes
     assert {"awaited", "owner", "quota"} == requests

@@ -271,6 +271,22 @@ def test_a_list_asks_the_policy_for_parents_only() -> None:
     assert spy.num_calls == 10  # each parent has one leaf, with the same key
 
 
+def test_a_policy_is_asked_once_for_a_leaf_whoever_compares_it() -> None:
+    spy = Spy()
+    index = KeyedIndex(spy)
+    tree = RadixTree(4, index)
+    node, _ = tree.acquire(None, b"")
+    leaf = tree.publish(node, bytes(8), bytes(8))[0]
+    tree.unlock(leaf)
+    rank = index.rank(leaf)
+
+    assert (0, 0, leaf.last_use) == rank
+    assert spy.num_calls == 1
+    tree.lock(leaf)
+    assert rank == index.rank(leaf)
+    assert spy.num_calls == 2  # in no index, so nobody has kept it
+
+
 @each_policy
 def test_a_chain_deeper_than_the_stack_is_listed(policy: str) -> None:
     num_nodes = sys.getrecursionlimit() + 100

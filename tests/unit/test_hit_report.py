@@ -15,7 +15,10 @@ from radixkv.mem_cache import (
     RadixNode,
     RequestKV,
 )
+from radixkv.mem_cache.eviction import make_eviction_index
 from radixkv.mem_cache.explainer import Explainer
+from radixkv.mem_cache.ghost_index import GhostIndex
+from radixkv.mem_cache.radix_tree import RadixTree
 from radixkv.mem_cache.root_directory import MAX_NUM_ROOTS
 
 from .driver import (
@@ -381,6 +384,31 @@ def test_a_namespace_that_cannot_be_compared_is_served_all_the_same() -> None:
     assert cache.evict(64) == 24
 
 
+def test_a_tail_that_was_forgotten_leaves_no_trace() -> None:
+    """A node loses its tail, that is forgotten, and others come and go behind it."""
+    tree = RadixTree(4, make_eviction_index("lfu"))
+    ghosts = GhostIndex(tree, 4, 2, "lfu")
+
+    def publish(raw: bytes) -> None:
+        known = tree.match(None, raw)
+        node, _ = tree.acquire(None, raw)
+        tree.unlock(tree.publish(node, raw[known:], raw[known:])[0])
+
+    publish(b"aaaabbbbcccc")
+    tree.evict(1)
+    node, _ = tree.acquire(None, b"aaaabbbb")
+    publish(b"xxxxyyyy")
+    tree.evict(2)  # as many as are remembered
+    tree.unlock(node)
+    publish(b"aaaabbbbdddd")
+    tree.evict(2)
+    node, _ = tree.acquire(None, b"aaaa")
+
+    assert [] == ghosts.follow(node, b"aaaacccc", 4)
+    assert [8, 12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 4)]
+    assert [8] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbcccc", 4)]
+
+
 # Nothing piles up -----------------------------------------------------------
 
 
@@ -391,7 +419,8 @@ def test_requests_that_are_gone_are_forgotten() -> None:
     cache.cache_finished_req(first, PROMPT)
 
     assert len(explainer_of(cache)._in_flight) == 0
-    assert not cache._hits.pending
+    assert cache.stats().num_admitted_requests == 1
+    assert not cache._hits._recent
     assert first.awaited == second.awaited == b""
 
 

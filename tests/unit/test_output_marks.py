@@ -84,6 +84,20 @@ def test_a_page_with_any_token_of_the_prompt_is_prompt(
     assert [num_left, 16] == cached(cache, A, B)
 
 
+def test_a_cache_that_is_debugged_publishes_and_marks_the_same() -> None:
+    kept = []
+    for debug in (False, True):
+        cache = RadixCache(make_memory(16, 4), outputs_first=True, debug=debug)
+        insert(cache, B)
+        request = run(cache, A)
+        cache.cache_unfinished_req(request, A, prompt_len=8)
+        cache.release(request)
+        cache.evict(8)
+        kept.append(cached(cache, A, B))
+
+    assert [[8, 16], [8, 16]] == kept
+
+
 @pytest.mark.parametrize("prompt_len", [None, 16])
 def test_without_an_output_all_is_prompt(prompt_len: int | None) -> None:
     cache = make_marking()

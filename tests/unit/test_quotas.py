@@ -103,9 +103,9 @@ def test_a_namespace_must_be_hashable() -> None:
     cache = make_cache()
     unhashable: Wrong = []
 
-    with pytest.raises(ConfigError, match="must be hashable"):
+    with pytest.raises(ConfigError, match=r"^namespace must be hashable"):
         cache.set_quota(unhashable, ceiling_size=4)
-    with pytest.raises(ConfigError, match="must be hashable"):
+    with pytest.raises(ConfigError, match=r"^namespace must be hashable"):
         cache.namespace_stats(unhashable)
 
 
@@ -158,13 +158,24 @@ def test_nothing_is_left_of_the_last_quota() -> None:
     assert len(quotas) == 0
 
 
+def test_a_cache_forgets_its_quotas_with_the_last_of_them() -> None:
+    cache = make_cache()
+    cache.set_quota("a", floor_size=4)
+    assert cache._quotas is not None
+    cache.set_quota("a")
+
+    assert cache._quotas is None  # so that nothing asks for them any more
+
+
 def test_a_debugged_cache_checks_quotas_too() -> None:
     cache = RadixCache(make_memory(4, 1), debug=True)
 
-    cache.set_quota("a", ceiling_size=2)
+    cache.set_quota("a", floor_size=1, ceiling_size=2)
     insert(cache, span(1, 2), "a")
+    stats = cache.namespace_stats("a")
 
     assert sizes(cache, "a") == (2, 0, 0)
+    assert (stats.floor_size, stats.ceiling_size) == (1, 2)
 
 
 # The ceiling

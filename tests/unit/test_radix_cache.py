@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from threading import Event, Thread
 
 import numpy as np
@@ -16,9 +17,11 @@ from radixkv.mem_cache import (
     PagesInUseError,
     PrefixCache,
     Priority,
+    RadixCache,
     RadixNode,
     RequestKV,
     RequestStateError,
+    SharedCounters,
     TokenError,
     WrongThreadError,
 )
@@ -106,9 +109,9 @@ def test_a_namespace_must_be_hashable() -> None:
     cache = make_cache()
     bad: Wrong = ["a"]
 
-    with pytest.raises(ConfigError, match=r"namespace must be hashable, got \['a'\]"):
+    with pytest.raises(ConfigError, match=r"^namespace must be hashable, got \['a'\]"):
         cache.admit(PROMPT, namespace=bad)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"^namespace must be hashable"):
         cache.match_prefix(PROMPT, bad)
     assert law(cache) == (64, 0, 0, 0)
 
@@ -548,6 +551,42 @@ def test_statistics_count_tokens() -> None:
     assert stats.num_evicted_tokens == 4
     assert stats.hit_rate == 16 / 36
     assert (stats.total_size, stats.available_size, stats.evictable_size) == (64, 56, 8)
+
+
+def test_a_cache_is_watched_as_it_was_asked_to_be() -> None:
+    counters = SharedCounters.create()
+    plain = RadixCache(make_memory())
+    debugged = RadixCache(make_memory(), debug=True)
+    counted = RadixCache(make_memory(16, 4), counters=counters)
+    values = counters.read()
+    counters.close()
+    counters.unlink()
+
+    assert plain.watch is None
+    assert debugged.watch is not None
+    assert debugged.watch.log is not None
+    assert counted.watch is not None
+    assert counted.watch.log is None
+    assert (values.available_size, values.total_size) == (64, 64)
+
+
+def test_what_is_counted_is_a_plain_integer() -> None:
+    """Page sizes, bytes and numpy leave no trace of themselves."""
+    cache = make_cache()
+    cache.set_quota("a", floor_size=5, ceiling_size=30)
+    for _ in range(2):
+        request = run(cache, PROMPT, "a")
+        cache.cache_unfinished_req(request, PROMPT)
+    insert(cache, PROMPT, "b")
+    for _ in range(2):
+        cache.evict(4)
+    counts = {**asdict(cache.stats()), **asdict(cache.namespace_stats("a"))}
+    del counts["runs_per_thousand_pages"]
+    counts["matched"] = cache.match_prefix(PROMPT, "a")
+    counts["retained"] = cache.retain(PROMPT, "a")
+    counts["retained_size"] = cache.retained_size
+
+    assert {int} == {type(count) for count in counts.values()}
 
 
 def test_the_hit_rate_of_a_new_cache_is_0() -> None:

@@ -131,6 +131,47 @@ def test_keyed_policies_keep_the_pages_of_each_publication_apart() -> None:
     assert [2, 1] == [node.num_pages for node in tree.nodes()]
 
 
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("lru", [(2, 0), (3, 2)]), ("lfu", [(2, 0), (1, 0)])]
+)
+def test_it_is_told_where_the_new_part_of_a_node_starts(
+    policy: str, expected: list[tuple[int, int]]
+) -> None:
+    """The first publication makes a node; the second makes it longer, or another."""
+    tree = make_tree(policy=policy)
+    told: list[tuple[int, int]] = []
+    tree.on_published.append(
+        lambda node, start: told.append((node.num_pages, start // 4))
+    )
+    insert(tree, [1, 2])
+    insert(tree, [1, 2, 3], 9)
+
+    assert expected == told
+
+
+def test_every_publication_and_every_release_is_a_tick() -> None:
+    """Policies of the user's own see these times."""
+    tree = make_tree(policy="lfu")
+    insert(tree, [1, 2])
+    insert(tree, [1, 2, 3], 9)
+    upper, lower = tree.nodes()
+
+    assert (upper.created, lower.created, lower.last_use, upper.last_use) == (
+        1,
+        3,
+        4,
+        5,
+    )
+
+
+def test_a_publication_without_a_priority_raises_none() -> None:
+    tree = make_tree()
+    insert(tree, [1, 2])
+
+    assert [0] == [node.priority for node in tree.nodes()]
+    assert [0] == [root.priority for root in tree.roots]
+
+
 # Matching -------------------------------------------------------------------
 
 
@@ -159,6 +200,19 @@ def test_an_unknown_namespace_matches_nothing_and_is_not_remembered() -> None:
     insert(tree, [1, 2])
 
     assert tree.match("other", raw([1, 2])) == 0
+    assert [None] == [root.namespace for root in tree.roots]
+
+
+def test_the_nodes_of_a_match_are_found_up_to_the_one_that_it_ends_in() -> None:
+    tree = make_tree()
+    insert(tree, [1, 2, 3])
+    insert(tree, [1, 2, 4, 5], 7)
+    _, lower = tree.find(None, raw([1, 2, 4, 9]))[0]
+
+    assert [4, 5] == ids(lower.key)
+    assert ([lower.parent, lower], 12) == tree.find(None, raw([1, 2, 4, 9]))
+    assert ([], 0) == tree.find(None, raw([9]))
+    assert ([], 0) == tree.find("other", raw([1, 2]))
     assert [None] == [root.namespace for root in tree.roots]
 
 
@@ -205,6 +259,18 @@ def test_a_split_carries_hits_creation_and_priority() -> None:
     assert (upper.num_hits, end.num_hits) == (3, 2)
     assert upper.created == end.created
     assert upper.priority == end.priority == 3
+
+
+def test_a_split_of_an_unprotected_leaf_carries_its_last_use() -> None:
+    """The upper part is evictable when the lower one goes, by the same recency."""
+    tree = make_tree(policy="lfu")
+    insert(tree, [1, 2])
+    insert(tree, [8, 9], 3)
+    later, lower = tree.nodes()
+    upper = tree.split(lower, 4)
+
+    assert upper.last_use == lower.last_use < later.last_use
+    assert [2, 1, 4] == [ids(tree.evict(1))[0] for _ in range(3)]
 
 
 def test_a_split_keeps_no_large_key_alive() -> None:
@@ -364,6 +430,19 @@ def test_eviction_stops_at_what_is_protected() -> None:
     assert [7, 8] == ids(tree.evict(100))
     assert b"" == tree.evict(1)
     assert sizes(tree) == (0, 2)
+
+
+def test_who_listens_can_ask_why() -> None:
+    tree = make_tree()
+    causes: list[str | None] = []
+    tree.on_evicted.append(lambda node, key, pages: causes.append(tree.cause))
+    insert(tree, [1, 2, 3])
+    tree.evict(1)
+    with tree.because("quota"):
+        tree.evict(1)
+    tree.evict(1)
+
+    assert [None, "quota", None] == causes
 
 
 def test_evicting_nothing_does_nothing() -> None:

@@ -78,6 +78,25 @@ def test_lower_priorities_go_first() -> None:
     assert [16, 0, 0] == cached(cache, A, B, C)
 
 
+def test_the_lowest_priority_is_what_one_gets_without_asking() -> None:
+    cache = RadixCache(make_memory(16, 4), retention_share=1)
+    for prompt in (A, B):
+        insert(cache, prompt)
+    cache.retain(A)
+    cache.retain(B, priority=1)
+
+    cache.evict(16)
+    assert [0, 16] == cached(cache, A, B)  # among equals the oldest goes first
+
+
+def test_virtual_tokens_can_be_retained() -> None:
+    cache = RadixCache(make_memory(16, 4), retention_share=1)
+    prompt = [*A, cache.intern(b"0123456789abcdef"), *B]
+    insert(cache, prompt)
+
+    assert cache.retain(prompt) == 32
+
+
 def test_among_equals_the_policy_decides() -> None:
     cache = RadixCache(make_memory(16, 4), "priority", retention_share=1)
     insert(cache, A, priority=5)
@@ -530,9 +549,9 @@ def test_until_something_is_retained_the_cache_is_as_without() -> None:
 def test_a_cache_that_is_debugged_can_retain() -> None:
     clock = Clock()
     cache = RadixCache(make_memory(16, 4), clock=clock, debug=True)
-    insert(cache, A)
+    insert(cache, A, "a")
 
-    assert cache.retain(A, priority=2, ttl=3) == 16
+    assert cache.retain(A, "a", priority=2, ttl=3) == 16
     with pytest.raises(ConfigError):
         cache.retain(A, priority=0)
     clock.time = 3
@@ -585,10 +604,10 @@ def test_wrong_tokens_namespaces_and_priorities_are_refused() -> None:
 
     with pytest.raises(TokenError):
         cache.retain([0.5])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="namespace must be hashable"):
+    with pytest.raises(ConfigError, match=r"^namespace must be hashable"):
         cache.retain(A, [])  # type: ignore[arg-type]
     for priority in (0, -1, 1.5, 2**31):
-        with pytest.raises(ConfigError, match="priority must be"):
+        with pytest.raises(ConfigError, match=r"^priority must be"):
             cache.retain(A, priority=priority)  # type: ignore[arg-type]
     assert cache.retained_size == 0
 

@@ -72,7 +72,7 @@ def test_the_tools_need_no_pytest() -> None:
 def test_the_built_in_policies_keep_their_promises(
     policy: Callable[[], EvictionPolicy],
 ) -> None:
-    check_policy(policy, max_examples=15)
+    check_policy(policy, max_examples=5)
 
 
 class Random:
@@ -187,7 +187,7 @@ class Learns:
 
 
 def test_a_policy_that_learns_may_pass() -> None:
-    check_policy(Learns, max_examples=30)
+    check_policy(Learns, max_examples=10)
 
 
 # Caches -----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def serve(checked: CheckedCache, tokens: list[int]) -> None:
 def run(machine: type[CacheMachine]) -> None:
     case = machine.TestCase
     case.settings = settings(
-        max_examples=40, stateful_step_count=20, derandomize=True, database=None
+        max_examples=100, stateful_step_count=20, derandomize=True, database=None
     )
     case().runTest()
 

@@ -85,6 +85,19 @@ def test_b66_placeholders_of_different_images_do_not_match_in_pages_of_one() -> 
     assert cache.match_prefix(around(cache.intern(C))) == 4
 
 
+def test_contents_are_published_from_any_sequence() -> None:
+    prompt = tuple(around(-1))
+    for tokens in (prompt, list(prompt), np.array(prompt), range(-1, -14, -1)):
+        cache = make_cache(32, page_size=1)
+        for letter in range(13):
+            cache.intern(bytes([letter]) * 32)
+        request = run(cache, list(tokens))
+        sequence: Wrong = tokens
+        cache.cache_unfinished_req(request, sequence)
+
+        assert cache.match_prefix(sequence) == request.protected_len == 13
+
+
 @pytest.mark.parametrize(("page_size", "shared"), [(1, 4), (2, 4), (3, 3), (16, 0)])
 def test_b66_images_of_different_sizes_do_not_match(
     page_size: int, shared: int
