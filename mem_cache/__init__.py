@@ -41,7 +41,7 @@ from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
-from .radix_node import RadixNode
+from .radix_node import RadixNode, RadixRoot
 from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
 from .stats import CacheStats, NamespaceStats
@@ -89,6 +89,7 @@ __all__ = [
     "RadixCache",
     "RadixKVError",
     "RadixNode",
+    "RadixRoot",
     "RequestKV",
     "RequestStateError",
     "RequestTable",

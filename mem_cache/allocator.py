@@ -126,9 +126,10 @@ class TokenToKVPoolAllocator:
     def give_back(self, pages: bytes) -> None:
         """Do as `free`, for callers that keep page ids as the bytes of int32."""
         top = self.num_free_pages
-        if len(pages) == 4 and top < self.num_pages:  # most of them free a tail
-            page = int.from_bytes(pages, byteorder, signed=True)
-            if 0 < page <= self.num_pages and self._state_view[page] == page:
+        if len(pages) == 4:  # most of them free a tail
+            # A negative id reads as one above the end, and the state of page 0 is -1.
+            page = int.from_bytes(pages, byteorder)
+            if page <= self.num_pages and self._state_view[page] == page:
                 self._state_view[page] = 0
                 self._stack_view[top] = page
                 self.num_free_pages = top + 1

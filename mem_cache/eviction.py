@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
@@ -21,7 +21,8 @@ _Rank: TypeAlias = tuple[int, Any, int]
 """What leaves are compared by: their level, the policy's key, their last use."""
 
 
-class EvictionIndex(ABC):
+# It is no ABC, as compiled ABCs share what they remember of `isinstance`.
+class EvictionIndex:
     """Keeps the evictable nodes of a tree in the order of their eviction."""
 
     grows_leaves: bool

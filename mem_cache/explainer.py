@@ -63,7 +63,6 @@ class Explainer:
     def clear(self) -> None:
         """Take note that the cache starts anew."""
         self._ghosts.clear()
-        self._roots.clear()
 
     def end_epoch(self, namespace: Hashable) -> None:
         """Take note that what a namespace lost is worth nothing any more. O(1)."""

@@ -44,8 +44,8 @@ class Ghost:
         self.size = len(run)
         self.by = by
         self.when = when
-        self.next = next_ghost
-        self.behind = behind
+        self.next: Ghost | None = next_ghost
+        self.behind: dict[bytes, Ghost] | None = behind
         self.home: dict[bytes, Ghost] | None = None
         self.page = b""
 
@@ -317,12 +317,13 @@ class GhostIndex:
             shared = self._shared_bytes(key, start, ghost)
             start += shared
             self.num_pages -= shared // self._page_bytes
-            behind = ghost.behind or {}
-            rest = ghost.next
+            behind: dict[bytes, Ghost] = ghost.behind or {}
+            rest: Ghost | None = ghost.next
             if shared < ghost.size:
                 ghost.run = ghost.run[shared:]
                 ghost.size -= shared
-                behind, rest = {}, ghost
+                behind = {}
+                rest = ghost
             else:
                 ghost.forget()
                 self._num_stale += 1

@@ -25,8 +25,8 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         num_tokens: Tokens that the request was admitted with.
         available_len: Leading tokens that were cached, in whole pages.
-        granted_len: Those of them that it need not compute. One token is always left,
-            so this is less if all of a request is cached.
+        granted_len: Leading tokens that it need not compute: fewer if all of it is
+            cached, as one token is always left; more if a part of a page is reused.
         num_recomputed_tokens: Computed once, before the request was retracted, and not
             cached any more; see `computed_len` of `PrefixCache.admit`.
         num_evicted_tokens: Were cached in this epoch, and were evicted. Of what was

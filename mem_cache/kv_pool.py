@@ -23,7 +23,8 @@ class KVPool:
     A layer has one buffer for K and one for V, `[(num_pages + 1) * page_size,
     num_kv_heads, head_dim]`; page 0 is the hold page, where padded tokens write. No
     buffer moves, except in `resize`. The pool knows nothing of requests: which slots
-    are whose, the engine says, step by step.
+    are whose, the engine says, step by step. Besides its page table, writing to these
+    buffers is the only side effect of a worker's step.
 
     Attributes:
         num_pages: Usable pages, ``1..num_pages``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from .shared_counters import SharedCounters
 
 
+# It is no ABC, as compiled ABCs share what they remember of `isinstance`.
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PrefixCache(ABC):
+class PrefixCache:
     """The interface between a batch scheduler and the KV memory.
 
     At every step boundary ``available + evictable + protected + held = total``, in
@@ -73,6 +74,13 @@ class PrefixCache(ABC):
         counters: SharedCounters | None = None,
     ) -> None:
         """Take charge of `memory`, which no other cache may use.
+
+        Args:
+            memory: The allocator and the request table.
+            tree: What is cached; empty.
+            max_num_contents: Most contents that have a virtual token at a time.
+            debug: Check everything after each call.
+            counters: Where other processes read the sizes.
 
         Raises:
             ConfigError: `memory` belongs to another cache, `max_num_contents` is below
@@ -220,7 +228,9 @@ class PrefixCache(ABC):
         is left to compute.
 
         Args:
-            tokens: All token ids known so far, at least one.
+            tokens: All token ids known so far, at least one. Where outputs are wanted
+                at positions of the prompt, pass only the tokens up to the first of
+                these: it is computed, and so is all that follows.
             namespace: Any hashable; equal namespaces share, others share nothing. To
                 Python, 1, 1.0 and True are equal.
             priority: Raises the priority of the path that the request publishes.
@@ -697,7 +707,10 @@ class PrefixCache(ABC):
             raise RequestStateError(
                 f"a batch must be a sequence of requests, got {requests!r}"
             ) from None
-        self._running.check_batch(batch)
+        running = self._running
+        for request in batch:
+            if type(request) is not RequestKV or request.owner is not running:
+                raise _not_running(request)
         return batch
 
     def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
@@ -772,7 +785,7 @@ class PrefixCache(ABC):
         if get_ident() != self._owner:
             self._check_thread()
         if type(request) is not RequestKV or request.owner is not self._running:
-            self._running.check(request)
+            raise _not_running(request)
 
     def _check_cover(
         self, request: RequestKV, tokens: Tokens, prompt_len: int | None
@@ -807,6 +820,10 @@ class PrefixCache(ABC):
         if num_tokens < 0:
             raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
         return num_pages_for(num_tokens, self.page_size)
+
+
+def _not_running(request: object) -> RequestStateError:
+    return RequestStateError(f"{request!r} was released already, or is another cache's")
 
 
 def _as_computed_len(computed_len: int, num_tokens: int) -> int:

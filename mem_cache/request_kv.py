@@ -10,7 +10,6 @@ from .radix_node import RadixNode
 
 if TYPE_CHECKING:
     from .quota import Quota
-    from .running_requests import RunningRequests
 
 
 class RequestKV:
@@ -68,10 +67,10 @@ class RequestKV:
         req_pool_idx: int,
         namespace: Hashable,
         priority: int,
-        owner: RunningRequests,
+        owner: object,
     ) -> None:
         """Make the handle of a request without pages."""
-        self.owner: RunningRequests | None = owner
+        self.owner: object | None = owner
         self.req_pool_idx = req_pool_idx
         self.namespace = namespace
         self.priority = priority

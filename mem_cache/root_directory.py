@@ -101,7 +101,7 @@ class RootDirectory:
                 break
             if not raw.startswith(child.key, offset):
                 # Most end before `least`: they need no exact count.
-                if child.key.startswith(raw[offset:least]):
+                if offset >= least or child.key.startswith(raw[offset:least]):
                     offset += common_bytes(raw, offset, child.key)
                 break
             offset += len(child.key)

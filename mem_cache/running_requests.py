@@ -52,24 +52,6 @@ class RunningRequests:
         """Iterate over the running requests."""
         return iter(self._requests.values())
 
-    def check(self, request: RequestKV) -> None:
-        """Refuse a request that does not run here.
-
-        Raises:
-            RequestStateError: It was released, is another cache's, or is no request:
-                `admit` may have answered ``None``.
-        """
-        if type(request) is not RequestKV or request.owner is not self:
-            raise RequestStateError(
-                f"{request!r} was released already, or is another cache's"
-            )
-
-    def check_batch(self, requests: list[RequestKV]) -> None:
-        """Refuse a batch with a request that does not run here; see `check`."""
-        for request in requests:
-            if type(request) is not RequestKV or request.owner is not self:
-                self.check(request)
-
     def open(self, namespace: Hashable, priority: int) -> RequestKV | None:
         """Give a new request a row; ``None`` if all are taken."""
         row = self._table.alloc()

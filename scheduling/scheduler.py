@@ -356,7 +356,9 @@ class Scheduler:
         self._num_retractions += 1
         kv = kv_of(request)
         request.retracted_len = max(request.retracted_len, kv.committed_len)
-        self.cache.cache_finished_req(kv, request.tokens)
+        self.cache.cache_finished_req(
+            kv, request.tokens, prompt_len=request.num_prompt_tokens
+        )
         request.kv = None
         request.status = RequestStatus.WAITING
         request.num_retractions += 1
@@ -375,7 +377,9 @@ class Scheduler:
         num_computed = entry.stop - entry.start
         request.num_computed_tokens += num_computed
         if num_computed > 1 or entry.start < request.num_prompt_tokens:
-            self.cache.cache_unfinished_req(kv, request.tokens)
+            self.cache.cache_unfinished_req(
+                kv, request.tokens, prompt_len=request.num_prompt_tokens
+            )
         if token is None:
             return
         request.append(token)
@@ -386,7 +390,9 @@ class Scheduler:
             request.finish_reason = reason
             del self._requests[request.request_id]
             self._running.remove(request)
-            self.cache.cache_finished_req(kv, request.tokens)
+            self.cache.cache_finished_req(
+            kv, request.tokens, prompt_len=request.num_prompt_tokens
+        )
             request.kv = None
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:

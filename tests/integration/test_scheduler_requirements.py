@@ -100,10 +100,14 @@ class FakeCache:
     def commit(self, request: FakeKV, new_len: int) -> None:
         request.committed_len = new_len
 
-    def cache_unfinished_req(self, request: FakeKV, tokens: object) -> None:
+    def cache_unfinished_req(
+        self, request: FakeKV, tokens: object, *, prompt_len: int
+    ) -> None:
         self.calls.append("cache_unfinished_req")
 
-    def cache_finished_req(self, request: FakeKV, tokens: object) -> None:
+    def cache_finished_req(
+        self, request: FakeKV, tokens: object, *, prompt_len: int
+    ) -> None:
         self.calls.append("cache_finished_req")
 
     def _alloc(

@@ -39,8 +39,8 @@ def run_with(hash_seed: str) -> list[str]:
     return run.stdout.splitlines()
 
 
-def test_b28_hash_seeds_change_nothing_in_the_whole_state() -> None:
-    """Policies, quotas, grants, marks, contents, epochs, moves: all at once."""
+def test_hash_seeds_change_nothing() -> None:
+    """B28, with policies, quotas, grants, marks, contents, epochs and moves at once."""
     first, second = run_with("0"), run_with("1")
 
     # Line by line, so that a failure shows where they part.

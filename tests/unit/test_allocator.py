@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -158,18 +157,17 @@ def test_pages_on_a_device_are_copied_to_the_host() -> None:
 @pytest.mark.parametrize(
     ("pages", "message"),
     [
-        ([[1], [2, 3]], "pages must be flat: .+"),
+        ([[1], [2, 3]], "pages must be flat: "),
         ([[1], [2]], "pages must be flat, got 2 dimensions"),
         (np.ones((2, 2), np.int32), "pages must be flat, got 2 dimensions"),
         (1, "pages must be flat, got 0 dimensions"),
         ([1.0], "page ids must be integers, got float64"),
-        (["1"], "page ids must be integers, got .+"),
-        ([-1, 2, 0], r"page ids must be in 1\.\.4, got \[-1, 0\]"),
-        (np.array([2, 0, 5], np.int32), r"page ids must be in 1\.\.4, got \[0, 5\]"),
-        ([4, 3], r"pages are free already: \[4, 3\]"),
-        ([1, 2, 1, 2], r"pages are named twice: \[1, 2\]"),
+        (["1"], "page ids must be integers, got "),
+        ([-1, 2, 0], "page ids must be in 1..4, got [-1, 0]"),
+        (np.array([2, 0, 5], np.int32), "page ids must be in 1..4, got [0, 5]"),
+        ([4, 3], "pages are free already: [4, 3]"),
+        ([1, 2, 1, 2], "pages are named twice: [1, 2]"),
     ],
-    ids=repr,
 )
 def test_a_refused_free_says_what_and_why(pages: Wrong, message: str) -> None:
     allocator = TokenToKVPoolAllocator(4, 1)
@@ -177,7 +175,46 @@ def test_a_refused_free_says_what_and_why(pages: Wrong, message: str) -> None:
 
     with pytest.raises(PageError) as caught:
         allocator.free(pages)
-    assert re.fullmatch(message, str(caught.value))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("pages", "error"),
+    [
+        ([0], ForeignPageError),
+        ([5], ForeignPageError),
+        ([-1], ForeignPageError),
+        ([-(2**31)], ForeignPageError),
+        ([1, 0], ForeignPageError),
+        ([3], DoubleFreeError),
+        ([4], DoubleFreeError),
+        ([2, 3], DoubleFreeError),
+        ([2, 2], DoubleFreeError),
+    ],
+    ids=repr,
+)
+def test_bytes_are_refused_as_arrays_are(
+    pages: list[int], error: type[Exception]
+) -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    allocator.alloc(2)
+
+    with pytest.raises(error):
+        allocator.give_back(np.array(pages, np.int32).tobytes())
+    assert [3, 4] == free_order(allocator)
+    assert [1, 2] == allocator.in_use().tolist()
+
+
+@pytest.mark.parametrize("pages", [[], [1], [4], [2, 3], [4, 1, 3, 2]], ids=repr)
+def test_bytes_are_taken_back_as_arrays_are(pages: list[int]) -> None:
+    with_bytes, with_arrays = (TokenToKVPoolAllocator(4, 1) for _ in range(2))
+    for allocator in (with_bytes, with_arrays):
+        allocator.alloc(4)
+    with_bytes.give_back(np.array(pages, np.int32).tobytes())
+    with_arrays.free(pages)
+
+    assert with_arrays.free_pages().tolist() == with_bytes.free_pages().tolist()
+    assert with_arrays.in_use().tolist() == with_bytes.in_use().tolist()
 
 
 def test_a_wrong_free_names_the_pages() -> None:

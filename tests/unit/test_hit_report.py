@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
 import pytest
 
 from radixkv.mem_cache import (
@@ -113,6 +114,15 @@ def test_b54_a_second_prompt_in_flight_hits_nothing_and_is_told_why() -> None:
     assert reasons(report) == {"unpublished": 8, "unaligned": 1}
     cache.cache_unfinished_req(request, span(1, 9))
     assert look(cache, span(1, 9)).granted_len == 8
+
+
+def test_a_prompt_is_remembered_until_it_is_published() -> None:
+    cache = make_cache()
+    request = run(cache, span(1, 9))
+    assert np.array(span(1, 8), np.int32).tobytes() == request.awaited
+    cache.cache_unfinished_req(request, span(1, 9))
+
+    assert b"" == request.awaited
 
 
 def test_what_others_publish_first_is_no_longer_waited_for() -> None:
@@ -384,6 +394,14 @@ def test_a_namespace_that_cannot_be_compared_is_served_all_the_same() -> None:
     assert cache.evict(64) == 24
 
 
+def test_a_namespace_that_cannot_be_compared_is_that_of_no_past_epoch() -> None:
+    cache = make_cache()
+    insert(cache, PROMPT, 7)
+    cache.bump_epoch(7)
+
+    assert reasons(look(cache, PROMPT, Unequal())) == {"cold": 12, "unaligned": 2}
+
+
 def test_a_tail_that_was_forgotten_leaves_no_trace() -> None:
     """A node loses its tail, that is forgotten, and others come and go behind it."""
     tree = RadixTree(4, make_eviction_index("lfu"))
@@ -401,12 +419,36 @@ def test_a_tail_that_was_forgotten_leaves_no_trace() -> None:
     tree.evict(2)  # as many as are remembered
     tree.unlock(node)
     publish(b"aaaabbbbdddd")
-    tree.evict(2)
+    tree.evict(1)
+    assert [12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 8)]
+    tree.evict(1)
     node, _ = tree.acquire(None, b"aaaa")
 
+    behind = ghosts._tails[node].behind
+    assert behind is not None
+    assert [b"dddd"] == list(behind)
     assert [] == ghosts.follow(node, b"aaaacccc", 4)
     assert [8, 12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 4)]
     assert [8] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbcccc", 4)]
+
+
+def test_a_node_may_grow_where_its_tail_was_forgotten() -> None:
+    tree = RadixTree(4, make_eviction_index("lru"))
+    ghosts = GhostIndex(tree, 4, 2, "lru")
+    leaf, _ = tree.acquire(None, b"")
+    leaf, _ = tree.publish(leaf, b"aaaabbbb", b"....****")
+    tree.unlock(leaf)
+    tree.evict(1)
+    tree.lock(leaf)
+    other, _ = tree.acquire(None, b"")
+    other, _ = tree.publish(other, b"xxxxyyyy", b"....****")
+    tree.unlock(other)
+    tree.evict(2)
+    tree.publish(leaf, b"cccc", b"....")
+
+    assert leaf.key == b"aaaacccc"
+    assert not ghosts._tails
+    assert not ghosts._inside
 
 
 # Nothing piles up -----------------------------------------------------------
@@ -424,16 +466,72 @@ def test_requests_that_are_gone_are_forgotten() -> None:
     assert first.awaited == second.awaited == b""
 
 
-def test_namespaces_come_and_go() -> None:
+def test_what_is_published_is_no_longer_awaited_while_the_request_runs() -> None:
+    cache = make_cache()
+    request = admit(cache, PROMPT)
+    compute(cache, request, 8)
+    cache.cache_unfinished_req(request, PROMPT)
+    assert len(explainer_of(cache)._in_flight) == 1
+    compute(cache, request, 14)
+    cache.cache_unfinished_req(request, PROMPT)
+
+    assert len(explainer_of(cache)._in_flight) == 0
+    assert request.awaited == b""
+
+
+@pytest.mark.parametrize("bumps", [False, True])
+def test_namespaces_come_and_go(bumps: bool) -> None:
     cache = make_cache(4)
     for name in range(1000):
-        insert(cache, PROMPT, name)
-        cache.bump_epoch(name - 7)
+        insert(cache, [name, *PROMPT], name)
+        if bumps:
+            cache.bump_epoch(name - 7)
 
     explainer = explainer_of(cache)
     assert len(explainer._roots) < 200
     assert len(explainer._ghosts._behind) < 200
-    assert len(explainer._directory._roots) == 1
+    assert len(explainer._directory._roots) <= 4
+    assert len(cache._hits._recent) <= 300
+
+
+def test_of_a_large_pool_some_pages_are_forgotten_at_a_time() -> None:
+    cache = make_cache(128, 1, max_context_len=128)
+    insert(cache, span(1, 101))
+    cache.evict(100)
+    insert(cache, span(201, 301))
+    cache.evict(28)
+    ghosts = explainer_of(cache)._ghosts
+    assert ghosts.num_pages == 128
+    cache.evict(1)
+
+    assert ghosts.num_pages == 126
+    assert reasons(look(cache, span(1, 101))) == {
+        "evicted": 98,
+        "cold": 2,
+        "unaligned": 1,
+    }
+
+
+def test_with_one_namespace_no_directory_is_kept() -> None:
+    cache = make_cache()
+    for _ in range(3):
+        insert(cache, PROMPT, "a")
+        cache.evict(64)
+    cache.reset()
+    insert(cache, PROMPT, "a")
+    assert not explainer_of(cache)._directory.has_several
+    insert(cache, PROMPT, "b")
+
+    assert explainer_of(cache)._directory.has_several
+
+
+def test_a_reset_lets_go_of_what_is_remembered() -> None:
+    cache = make_cache()
+    insert(cache, PROMPT)
+    cache.evict(4)
+    cache.reset()
+
+    assert explainer_of(cache)._ghosts.num_pages == 0
 
 
 def test_pages_that_go_and_come_back_leave_nothing() -> None:

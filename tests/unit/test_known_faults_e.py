@@ -284,6 +284,29 @@ def test_b145_a_shrink_is_refused_until_usage_fits_and_growth_works_after_it() -
         cache.resize(0)
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("num_pages", [1, 5, 9])
+@pytest.mark.parametrize("has_quotas", [False, True])
+def test_the_advertised_capacity_is_the_longest_request_that_runs(
+    page_size: int, num_pages: int, has_quotas: bool
+) -> None:
+    """Alone, after resizes, and whatever is cached."""
+    cache = make_cache(7, page_size, max_context_len=7 * page_size)
+    insert(cache, span(1, 7 * page_size), "other")
+    cache.resize(num_pages)
+    if has_quotas:
+        cache.set_quota("other", floor_size=num_pages // 4 * page_size)
+        cache.set_quota("bounded", ceiling_size=num_pages // 2 * page_size)
+    for namespace in (None, "bounded", "other"):
+        size = cache.max_request_size(namespace)
+        request = admit(cache, [0], namespace)
+        with pytest.raises((OutOfPagesError, LengthError)):
+            cache.alloc_for_extend([request], [size + 1])
+        if size:
+            cache.alloc_for_extend([request], [size])
+        cache.release(request)
+
+
 def test_b147_a_batch_that_does_not_fit_gets_nothing() -> None:
     cache = make_cache(3, 4)
     requests = [admit(cache, span(1, length)) for length in (8, 4, 4)]

@@ -26,6 +26,21 @@ def test_b48_a_full_hit_leaves_a_token_and_writes_no_shared_page() -> None:
     assert law(cache) == (8, 8, 0, 0)
 
 
+def test_b50_a_hit_ends_before_the_first_position_whose_output_is_wanted() -> None:
+    """Outputs are wanted from position 5 on, so the request begins with 6 tokens."""
+    cache = make_cache(16, 4)
+    prompt = span(1, 12)
+    insert(cache, prompt)
+    request = admit(cache, prompt[:6])
+
+    assert request.committed_len == 4
+    info = compute(cache, request, 12)
+    assert (info.starts.tolist(), info.stops.tolist()) == ([4], [12])
+    assert law(cache) == (44, 8, 4, 8)
+    cache.cache_finished_req(request, prompt)
+    assert law(cache) == (52, 12, 0, 0)
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_b51_a_prompt_of_one_token_has_no_hit_and_one_token_to_compute(
     page_size: int,

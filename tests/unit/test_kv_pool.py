@@ -132,6 +132,20 @@ def test_s0_5_steps_update_the_buffers_in_place() -> None:
     assert len(set(before)) == 2 * pool.num_layers
 
 
+def test_s0_10_writing_to_the_buffers_is_the_only_side_effect() -> None:
+    pool = make_pool()
+    k, v, slots = torch.randn(2, 2, 4), torch.randn(2, 2, 4), torch.tensor([9, 2])
+    before = [tensor.clone() for tensor in (k, v, slots)]
+    others = {name: x for name, x in vars(pool).items() if name not in ("_k", "_v")}
+
+    pool.store(0, k, v, slots)
+
+    for tensor, was in zip((k, v, slots), before, strict=True):
+        assert torch.equal(was, tensor)
+    assert others == {name: vars(pool)[name] for name in others}
+    assert "only side effect" in (KVPool.__doc__ or "")
+
+
 @given(old=st.integers(1, 6), num_pages=st.integers(1, 6), page_size=st.integers(1, 3))
 def test_resize_keeps_the_pages_that_stay(
     old: int, num_pages: int, page_size: int

@@ -125,6 +125,17 @@ def test_the_page_that_shares_most_is_copied() -> None:
     assert admit(cache, [1, 2, 3, 4, 6, 0, 0]).committed_len == 4
 
 
+def test_a_node_of_many_pages_is_found_among_many_by_its_first() -> None:
+    cache = make_cache(num_pages=64)
+    for i in range(10):
+        insert(cache, [i, 1, 1, 1])
+    assert admit(cache, [0, 1, 2]).committed_len == 2  # now they are kept in order
+    insert(cache, [20, *span(1, 11)])
+
+    assert admit(cache, [20, 1, 2, 0]).committed_len == 3
+    assert admit(cache, [20, 1, 0]).committed_len == 2
+
+
 @pytest.mark.parametrize("how", ["namespace", "epoch"])
 def test_nothing_is_shared_with_others(how: str) -> None:
     cache = make_cache()

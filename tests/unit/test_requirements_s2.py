@@ -197,6 +197,17 @@ def test_s2_15_a_cache_works_at_every_page_size(page_size: int) -> None:
     assert sum(law(cache)) == 1024
 
 
+@pytest.mark.parametrize("name", ["alloc_for_extend", "alloc_for_decode"])
+def test_s2_16_each_wrapper_is_documented_and_measured(name: str) -> None:
+    root = Path(__file__).parents[2]
+    pages = [page.read_text() for page in (root / "docs").glob("*/*.md")]
+    measured = [file.read_text() for file in (root / "benchmarks").glob("*.py")]
+
+    assert sum(name in page for page in pages) > 1
+    assert any(f".{name}(" in code for code in measured)
+    assert getattr(PrefixCache, name).__doc__
+
+
 def test_s2_17_one_object_holds_what_a_process_needs() -> None:
     memory = make_memory(4, 2)
 

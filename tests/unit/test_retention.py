@@ -348,6 +348,8 @@ def test_the_later_end_wins() -> None:
     assert cache.retained_size == 16
     clock.time = 1e9
     assert cache.retained_size == 16
+    cache.evict(48)
+    assert (64, 0, 0, 0) == law(cache)
 
 
 def test_the_longer_time_counts_from_a_hit_on() -> None:

@@ -446,6 +446,17 @@ def test_the_priority_of_a_request_goes_to_the_cache() -> None:
     assert scheduler.cache.match_prefix([ord(x) for x in "keptkept"]) == 8
 
 
+def test_outputs_can_go_before_all_prompts() -> None:
+    memory = MemoryManager(16, 4, max_num_requests=2, max_context_len=20)
+    scheduler = Scheduler(RadixCache(memory, outputs_first=True))
+    for name in "ab":
+        add(scheduler, name, num_tokens=8, max_new_tokens=5)
+        drain(scheduler)
+    victims = scheduler.cache.eviction_order(16)
+
+    assert [victim.prefix_len for victim in victims] == [8, 8, 4, 0, 4, 0]
+
+
 # How requests end -------------------------------------------------------------
 
 
