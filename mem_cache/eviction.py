@@ -252,7 +252,7 @@ class KeyedIndex(EvictionIndex):
             PolicyError: The policy failed.
         """
         if self._failure is not None:
-            raise self._error(self._failure) from self._failure
+            raise self._error(self._failure)
 
     def first(self) -> RadixNode | None:
         """Return the leaf with the lowest rank."""
@@ -325,7 +325,9 @@ class KeyedIndex(EvictionIndex):
         self._rank.clear()
 
     def _error(self, failure: Exception) -> PolicyError:
-        return PolicyError(f"{self.policy!r} failed: {failure!r}")
+        error = PolicyError(f"{self.policy!r} failed: {failure!r}")
+        error.__cause__ = failure  # a compiled `from` does not
+        return error
 
 
 RankedIndex: TypeAlias = RecencyIndex | KeyedIndex

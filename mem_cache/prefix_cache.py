@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from .shared_counters import SharedCounters
 
 
-# It is no ABC, as compiled ABCs share what they remember of `isinstance`.
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PrefixCache:
+class PrefixCache(ABC):
     """The interface between a batch scheduler and the KV memory.
 
     At every step boundary ``available + evictable + protected + held = total``, in

@@ -60,7 +60,8 @@ class RadixNode:
         self.key = key
         self.pages = pages
         self.parent = parent
-        self.root = parent.root
+        if parent is not self:  # a root has set it; a compiled one would leak the first
+            self.root = parent.root
         self.children: dict[bytes, RadixNode] = NO_CHILDREN
         self.lock_ref = 0
         self.num_hits = 0

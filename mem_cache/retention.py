@@ -166,7 +166,8 @@ class Retention:
         return grant.priority if grant else 0
 
     def state(self) -> dict[str, object]:
-        """Return all grants, as plain values to compare."""
+        """Return all grants that are not over, as plain values to compare."""
+        self.settle()  # or a refused call would seem to have changed something
         grants = [
             (node, grant.priority, grant.ttl, grant.expires, grant.since, grant.entry)
             for node, grant in self._grants.items()

@@ -48,7 +48,7 @@ class RetentionIndex(KeyedIndex):
         """
         # A policy that learns reports its failures to the index that it began with.
         self._other.check()
-        super().check()
+        super().check()  # before anything is dropped, since a refusal changes nothing
         self._retention.settle()
         super().check()
 

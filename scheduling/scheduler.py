@@ -391,8 +391,8 @@ class Scheduler:
             del self._requests[request.request_id]
             self._running.remove(request)
             self.cache.cache_finished_req(
-            kv, request.tokens, prompt_len=request.num_prompt_tokens
-        )
+                kv, request.tokens, prompt_len=request.num_prompt_tokens
+            )
             request.kv = None
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:

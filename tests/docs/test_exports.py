@@ -45,7 +45,7 @@ def described(value: object, name: str) -> Iterator[tuple[str, object, str]]:
 
 def parameters(value: object) -> list[str]:
     """Return the names that a caller of `value` must know."""
-    if not callable(value):
+    if not callable(value) or inspect.isabstract(value):
         return []
     if inspect.isclass(value) and not is_ours(value.__init__):
         return []

@@ -232,6 +232,18 @@ def test_another_namespace_is_told_apart() -> None:
     assert reasons(look(cache, PROMPT, "a")) == {"unaligned": 2}
 
 
+@pytest.mark.parametrize("num_shared", range(9))
+def test_a_path_in_another_namespace_may_part_anywhere(num_shared: int) -> None:
+    """Also behind the first page that is missing here, inside of a later node."""
+    cache = make_cache(32, 1)
+    text = span(1, 8)
+    insert(cache, text, "a")
+    insert(cache, [*text[:4], 90], "a")  # so that the path is two nodes
+
+    report = look(cache, [*text[:num_shared], *span(70, 78)], "b")
+    assert report.num_other_namespace_tokens == num_shared
+
+
 def test_an_epoch_that_has_ended_is_told_apart() -> None:
     cache = make_cache()
     insert(cache, PROMPT, "a")

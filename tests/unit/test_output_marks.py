@@ -168,13 +168,31 @@ def test_an_admission_makes_no_prompt_of_what_it_does_not_use() -> None:
 
 def test_marks_follow_the_splits_of_their_nodes() -> None:
     cache = make_marking()
+    insert(cache, B)
     generating = run(cache, [*A[:12], *B[:4]])
     answer(cache, A, 4)
     cache.cache_finished_req(generating, [*A[:12], *B[:4]], prompt_len=4)
-    insert(cache, B)
     cache.evict(16)
 
     assert [4, 16] == cached(cache, A, B)
+
+
+@pytest.mark.parametrize(("prompt_len", "kept"), [(64, [64, 64]), (None, [0, 128])])
+def test_long_texts_are_marked_and_unmarked_over_many_nodes(
+    prompt_len: int | None, kept: list[int]
+) -> None:
+    cache = RadixCache(
+        make_memory(1_000, 64, max_context_len=64_000), outputs_first=True
+    )
+    older, text = [7] * 64, list(range(40_000))
+    insert(cache, older)
+    asked = run(cache, text)
+    answer(cache, text[:20_032], 64)
+    cache.cache_finished_req(asked, text, prompt_len=prompt_len)
+    law(cache)
+    cache.evict(39_936)
+
+    assert kept == cached(cache, older, text)
 
 
 def test_retention_is_stronger_than_a_mark() -> None:

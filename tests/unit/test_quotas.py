@@ -559,7 +559,7 @@ def test_past_epochs_leave_nothing_behind() -> None:
 
     gc.collect()
     roots = [x for x in gc.get_objects() if type(x) is RadixRoot]
-    ours = [root for root in roots if root.namespace == "epochs"]
+    ours = [root for root in roots if str(root.namespace) == "epochs"]
     assert len(ours) <= 2
 
 

@@ -208,8 +208,15 @@ def test_what_is_retained_already_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "mru", "lfu"])
-def test_what_is_published_behind_a_retained_leaf_is_not(policy: str) -> None:
+@pytest.mark.parametrize("is_bumped", [False, True])
+def test_what_is_published_behind_a_retained_leaf_is_not(
+    policy: str, is_bumped: bool
+) -> None:
     cache = RadixCache(make_memory(16, 4), policy, retention_share=1)
+    if is_bumped:
+        insert(cache, C)
+        cache.bump_epoch(None)
+        cache.evict(16)
     insert(cache, A[:8])
     cache.retain(A)
     insert(cache, A)
@@ -691,6 +698,24 @@ def test_a_policy_that_fails_at_the_end_of_a_grant_evicts_nothing() -> None:
     with pytest.raises(PolicyError, match="no key"):
         cache.evict(4)
     assert [16, 16] == cached(cache, A, B)
+
+
+def test_an_eviction_that_a_broken_policy_refuses_ends_no_grant() -> None:
+    policy = FailsOnDemand()
+    clock = Clock()
+    cache = RadixCache(make_memory(), policy, clock=clock)
+    insert(cache, A)
+    cache.retain(A, ttl=1)
+    policy.is_broken = True
+    insert(cache, B)
+    retention = cache._retention
+    assert retention is not None
+    clock.time = 1
+
+    with pytest.raises(PolicyError, match="no key"):
+        cache.evict(4)
+    assert retention.num_pages == 4
+    assert cache.retained_size == 0
 
 
 def test_wrong_grants_are_told() -> None:
