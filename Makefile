@@ -57,7 +57,7 @@ mutants: .venv/.installed-dev ## Change the core in every small way: a test must
 	cd build/mutants && $(CURDIR)/$(BIN)/python tests/mutants/report.py
 
 compiled: .venv/.installed-dev ## Compile the hot modules, and run every test on that build.
-	rm -rf build/compiled
+	rm -rf build  # what other builds left would go in as well
 	RADIXKV_COMPILE=1 $(PIP) --no-build-isolation --no-deps --target build/compiled .
 	PYTHONPATH=build/compiled $(ONE_THREAD) $(BIN)/pytest
 

@@ -328,7 +328,9 @@ def test_pages_go_by_level_then_by_policy(
     steps=st.lists(
         st.builds(
             Step,
-            st.sampled_from(["open", "serve", "finish", "finish", "publish", "evict"]),
+            st.sampled_from(
+                2 * ["open", "serve", "finish", "release"] + ["publish", "evict"]
+            ),
             letters,
             st.integers(0, 23),
         ),
@@ -342,7 +344,7 @@ def test_outputs_go_before_prompts(steps: list[Step], page_size: int) -> None:
     for step in steps:
         take(step, checked)
         checked.cache.check_integrity()
-    checked.look()
+        checked.look()
     checked.check()
 
 

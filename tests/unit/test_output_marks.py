@@ -114,8 +114,10 @@ def test_an_admission_makes_a_prompt_of_what_it_uses() -> None:
     answer(cache, B, 4)
     cache.release(admit(cache, A[:13]))  # the next turn of a chat uses 12 tokens
     cache.evict(12 + 4)
-
     assert [12, 4] == cached(cache, A, B)
+
+    cache.evict(4)  # all that is left is prompt, and A was used last
+    assert [12, 0] == cached(cache, A, B)
 
 
 def test_what_another_request_computed_as_its_prompt_is_prompt() -> None:
