@@ -28,16 +28,18 @@ class CacheClock:
         return self.seconds
 
 
-def make_cache(workload: Workload, page_size: int, share: float = 0.2) -> RadixCache:
-    """Make a cache whose pool holds a share of the workload's distinct tokens."""
-    room = max(share * workload.num_unique_tokens, 2 * workload.max_len)
+def make_cache(
+    workload: Workload, page_size: int, *, explain: bool = True
+) -> RadixCache:
+    """Make a cache whose pool holds a fifth of the workload's distinct tokens."""
+    room = max(0.2 * workload.num_unique_tokens, 2 * workload.max_len)
     memory = MemoryManager(
         int(room) // page_size,
         page_size,
         max_num_requests=WINDOW,
         max_context_len=workload.max_len,
     )
-    return RadixCache(memory)
+    return RadixCache(memory, explain=explain)
 
 
 def replay(workload: Workload, cache: RadixCache, clock: CacheClock) -> Iterator[None]:

@@ -10,12 +10,13 @@ from .replay import CacheClock, make_cache, replay
 from .workloads import few_shot
 
 
+@pytest.mark.parametrize("explain", [True, False])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_bookkeeping_of_a_cached_token(page_size: int) -> None:
+def test_bookkeeping_of_a_cached_token(page_size: int, explain: bool) -> None:
     """Everything counts: tree, allocator, request table, ghosts, running requests."""
     workload = few_shot()
     tracemalloc.start()
-    cache = make_cache(workload, page_size)
+    cache = make_cache(workload, page_size, explain=explain)
     for _ in replay(workload, cache, CacheClock()):
         pass
     num_bytes, _ = tracemalloc.get_traced_memory()
@@ -23,6 +24,6 @@ def test_bookkeeping_of_a_cached_token(page_size: int) -> None:
     num_tokens = cache.evictable_size + cache.protected_size
 
     print(
-        f"\npage size {page_size}: {num_bytes / num_tokens:.1f} bytes a cached token "
+        f"\npage size {page_size}, explain={explain}: {num_bytes / num_tokens:.1f} bytes a cached token "
         f"({num_tokens} tokens)"
     )
