@@ -23,7 +23,8 @@ def test_bookkeeping_of_a_cached_token(page_size: int, explain: bool) -> None:
     tracemalloc.stop()
     num_tokens = cache.evictable_size + cache.protected_size
 
+    bytes_per_token = num_bytes / num_tokens
     print(
-        f"\npage size {page_size}, explain={explain}: {num_bytes / num_tokens:.1f} bytes a cached token "
-        f"({num_tokens} tokens)"
+        f"\npage size {page_size}, explain={explain}: {bytes_per_token:.1f} bytes a "
+        f"cached token ({num_tokens} tokens)"
     )
