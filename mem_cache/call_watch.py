@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from .errors import ConfigError
-
 if TYPE_CHECKING:
     from .debug_log import DebugLog
     from .prefix_cache import PrefixCache
@@ -41,10 +39,10 @@ class CallWatch:
             counters: Other processes read the sizes here.
 
         Raises:
-            ConfigError: `counters` can only be read.
+            ConfigError: `counters` can only be read, are closed, or have a cache.
         """
-        if counters is not None and not counters.is_writer:
-            raise ConfigError("counters must come from create, got attached ones")
+        if counters is not None:
+            counters.take()
         self._cache = cache
         self._counters = counters
         self.log = log

@@ -47,7 +47,7 @@ class ChunkCache(PrefixCache):
 
         Raises:
             ConfigError: `memory` belongs to another cache, `max_num_contents` is below
-                1, or `counters` can only be read.
+                1, or `counters` cannot be written by this cache.
         """
         empty = RadixTree(memory.page_size * TOKEN_BYTES, RecencyIndex())
         super().__init__(memory, empty, max_num_contents, debug, counters)

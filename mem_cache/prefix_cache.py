@@ -83,7 +83,7 @@ class PrefixCache(ABC):
 
         Raises:
             ConfigError: `memory` belongs to another cache, `max_num_contents` is below
-                1, or `counters` can only be read.
+                1, or `counters` cannot be written by this cache.
         """
         self._virtual = VirtualTokens(tree, max_num_contents)
         self.memory = memory

@@ -88,8 +88,8 @@ class RadixCache(PrefixCache):
 
         Raises:
             ConfigError: The policy is unknown, `retention_share` is out of range,
-                `clock` cannot be called, `max_num_contents` is below 1, `counters` can
-                only be read, or `memory` belongs to another cache.
+                `clock` cannot be called, `max_num_contents` is below 1, `counters`
+                cannot be written by this cache, or `memory` belongs to another cache.
         """
         marks = OutputMarks() if outputs_first else None
         index = make_eviction_index(policy, level=marks.level if marks else None)

@@ -85,6 +85,7 @@ class SharedCounters:
         self.name: Final = name
         self._fd = fd
         self._is_writer = is_writer
+        self._is_taken = False
         self._block: mmap.mmap | None = mmap.mmap(fd, _BLOCK_BYTES, access=access)
         self._number = _word(self._block, _NUMBER_AT)
 
@@ -103,7 +104,13 @@ class SharedCounters:
             fd, path = tempfile.mkstemp(prefix=_PREFIX, dir=_directory())
             name = Path(path).name.removeprefix(_PREFIX)
         else:
-            fd = os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            try:
+                fd = os.open(_path(name), flags, 0o600)
+            except (OSError, UnicodeError) as error:  # too long, a folder, no text
+                raise ConfigError(
+                    f"name must be that of a file, got {name!r}: {error}"
+                ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -127,9 +134,14 @@ class SharedCounters:
         """
         try:
             fd = os.open(_path(name), os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError(f"no shared counters are called {name!r}") from error
-        if os.pread(fd, _WORD.size, 0) != _WORD.pack(_MAGIC):
+        try:
+            is_block = os.pread(fd, _WORD.size, 0) == _WORD.pack(_MAGIC)
+            is_whole = os.fstat(fd).st_size >= _BLOCK_BYTES
+        except OSError:  # a folder
+            is_block = is_whole = False
+        if not (is_block and is_whole):
             os.close(fd)
             raise ConfigError(f"no shared counters are called {name!r}")
         return cls(name, fd, is_writer=False)
@@ -149,10 +161,20 @@ class SharedCounters:
         if self._is_writer:
             self.unlink()
 
-    @property
-    def is_writer(self) -> bool:
-        """Whether `create` made it: only then can a cache use it."""
-        return self._is_writer
+    def take(self) -> None:
+        """Take note that a cache writes here from now on.
+
+        Raises:
+            ConfigError: They can only be read, are closed, or another cache has them:
+                readers would see now one and now the other.
+        """
+        if not self._is_writer:
+            raise ConfigError("counters must come from create, got attached ones")
+        if self._block is None:
+            raise ConfigError("counters must be open, got closed ones")
+        if self._is_taken:
+            raise ConfigError("counters must belong to one cache, got a second one")
+        self._is_taken = True
 
     def read(self) -> CounterValues:
         """Return the sizes after the newest call of the cache.

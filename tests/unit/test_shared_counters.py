@@ -392,3 +392,47 @@ def test_the_sizes_of_the_running_and_the_cached_are_told_apart(
     run(cache, [*span(1, 8), *span(50, 54)])
 
     assert (44, 4, 8, 8, 64) == astuple(counters.read())
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="name must be that of a file"):
+        SharedCounters.create(name)
+    with pytest.raises(ConfigError, match="no shared counters are called"):
+        SharedCounters.attach(name)
+
+
+def test_a_folder_or_half_a_block_cannot_be_attached() -> None:
+    with SharedCounters.create() as whole:
+        path = next(Path("/dev/shm").glob(f"*{whole.name}"))
+        folder, half = (
+            path.with_name(f"{path.name}-d"),
+            path.with_name(f"{path.name}-h"),
+        )
+        folder.mkdir()
+        half.write_bytes(path.read_bytes()[:8])
+        try:
+            for name in (f"{whole.name}-d", f"{whole.name}-h"):
+                with pytest.raises(ConfigError, match="no shared counters are called"):
+                    SharedCounters.attach(name)
+        finally:
+            folder.rmdir()
+            half.unlink()
+
+
+def test_counters_belong_to_one_cache() -> None:
+    with SharedCounters.create() as counters:
+        RadixCache(make_memory(), counters=counters)
+        memory = make_memory()
+        with pytest.raises(ConfigError, match="one cache, got a second one"):
+            RadixCache(memory, counters=counters)
+
+        RadixCache(memory)  # nobody has it
+
+
+def test_closed_counters_are_refused() -> None:
+    counters = SharedCounters.create()
+    counters.close()
+    with pytest.raises(ConfigError, match="must be open"):
+        RadixCache(make_memory(), counters=counters)
+    counters.unlink()
