@@ -71,13 +71,31 @@ class Explainer:
             if root is not None:
                 self._ghosts.drop(root)
 
-    def begin(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+    def count_available(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
+        """Count the bytes of whole pages that are cached, also of the last page.
+
+        Args:
+            request: It was just admitted, and nothing was evicted for it yet.
+            tokens: What it was admitted with, int32 `[num_tokens]`.
+        """
+        hit = request.protected_len * TOKEN_BYTES
+        end = len(request.awaited)
+        if hit == end and len(tokens) * TOKEN_BYTES - end == self._page_bytes:
+            assert request.node is not None  # it has its lease
+            if tokens[end // TOKEN_BYTES :].tobytes() in request.node.children:
+                return end + self._page_bytes
+        return hit
+
+    def begin(
+        self, request: RequestKV, tokens: NDArray[np.int32], available: int
+    ) -> None:
         """Explain the hit of a request that was just admitted.
 
         Args:
             request: It begins with its hit. What was looked up of it, whole pages of
                 all tokens but the last, is in `awaited`.
             tokens: What it was admitted with, int32 `[num_tokens]`.
+            available: See `count_available`.
 
         Complexity: O(1), plus O(log running requests) comparisons.
         """
@@ -89,12 +107,10 @@ class Explainer:
         num_tokens = len(tokens)
         key = raw = request.awaited
         end = len(raw)
-        at = hit = available = request.protected_len * TOKEN_BYTES
+        at = hit = request.protected_len * TOKEN_BYTES
         if num_tokens * TOKEN_BYTES - end == self._page_bytes:
             # The last page is whole, too, but kept back.
             key = tokens.tobytes()
-            if hit == end and key[end:] in node.children:
-                available = end + self._page_bytes
         parts = self._ghosts.follow(node, raw, hit) if hit < end else _NO_PARTS
         if parts:
             at = parts[-1][0]

@@ -281,14 +281,18 @@ class PrefixCache(ABC):
             raise
         if self._virtual.last_token:
             self._virtual.begin(request, array)
+        explainer = self._explainer
+        available = 0
+        if explainer is not None:
+            available = explainer.count_available(request, array)
         if self._partial_pages is not None:
             self._partial_pages.extend_hit(request, array, self.page_size)
         if self._owner is None:
             self._owner = get_ident()
         request.computed_len = computed_len
         self._hits.add(request, num_tokens)
-        if self._explainer is not None:
-            self._explainer.begin(request, array)
+        if explainer is not None:
+            explainer.begin(request, array, available)
         return request
 
     def alloc_for_extend(

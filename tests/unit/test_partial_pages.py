@@ -337,3 +337,12 @@ def test_the_index_keeps_nothing_of_what_is_gone() -> None:
     tree.clear()
 
     assert index._first_pages == {}
+
+
+def test_the_report_counts_what_was_cached_before_the_admission_took_a_page() -> None:
+    cache = RadixCache(make_memory(1, 4), partial_pages=True)
+    insert(cache, span(1, 4))
+    report = admit(cache, span(1, 4)).hit_report
+
+    assert report is not None
+    assert (4, 3) == (report.available_len, report.granted_len)
