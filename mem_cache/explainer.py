@@ -66,10 +66,11 @@ class Explainer:
 
     def end_epoch(self, namespace: Hashable) -> None:
         """Take note that what a namespace lost is worth nothing any more. O(1)."""
+        root = None
         with suppress(Exception):  # see `_remember`
             root = self._roots.pop(namespace, None)
-            if root is not None:
-                self._ghosts.drop(root)
+        if root is not None:
+            self._ghosts.drop(root)
 
     def count_available(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
         """Count the bytes of whole pages that are cached, also of the last page.
