@@ -6,16 +6,13 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sortedcontainers import SortedKeyList
 
 from .errors import ConfigError, PolicyError
 from .eviction_policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
 from .radix_node import RadixNode, RadixRoot
-
-if TYPE_CHECKING:
-    from .radix_tree import RadixTree
 
 _Rank: TypeAlias = tuple[int, Any, int]
 """What leaves are compared by: their level, the policy's key, their last use."""
@@ -332,47 +329,6 @@ class KeyedIndex(EvictionIndex):
 
 RankedIndex: TypeAlias = RecencyIndex | KeyedIndex
 """An index whose order is one of ranks, comparable with others of its kind."""
-
-
-class _Lesson:
-    """One method of a policy that wants to learn, called for an event of the tree.
-
-    The event comes in the middle of a change that must not stop half-way, so a failure
-    waits for the next eviction.
-    """
-
-    __slots__ = ("_index", "_method")
-
-    def __init__(self, method: Callable[..., object], index: KeyedIndex) -> None:
-        self._method = method
-        self._index = index
-
-    def __call__(self, *event: object) -> None:
-        try:
-            self._method(*event)
-        except Exception as error:  # whatever the caller's code raises
-            self._index.fail(error)
-
-
-def teach(index: EvictionIndex, tree: RadixTree) -> None:
-    """Tell the policy of an index what happens in a tree, where it has a method for it.
-
-    Args:
-        index: Keeps the failures of its policy.
-        tree: What the policy is told of.
-    """
-    if not isinstance(index, KeyedIndex):
-        return
-    policy = index.policy
-    used = getattr(policy, "used", None)
-    if callable(used):
-        tree.on_used.append(_Lesson(used, index))
-    published = getattr(policy, "published", None)
-    if callable(published):
-        tree.on_published.append(_Lesson(published, index))
-    evicted = getattr(policy, "evicted", None)
-    if callable(evicted):
-        tree.on_evicted.append(_Lesson(evicted, index))
 
 
 _POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -10,9 +10,10 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from .eviction import make_eviction_index, teach
+from .eviction import make_eviction_index
 from .eviction_policies import EvictionPolicy
 from .explainer import Explainer
+from .lessons import teach
 from .memory_manager import MemoryManager
 from .output_marks import OutputMarks
 from .partial_pages import PartialPageIndex, PartialPages
