@@ -56,10 +56,11 @@ mutants: .venv/.installed-dev ## Change the core in every small way: a test must
 	  $(ONE_THREAD) nice $(CURDIR)/$(BIN)/mutmut run $(ARGS); }
 	cd build/mutants && $(CURDIR)/$(BIN)/python tests/mutants/report.py
 
-compiled: .venv/.installed-dev ## Compile the hot modules, and run every test on that build.
+compiled: .venv/.installed-dev ## Compile the hot modules, and run the tests on that build.
 	rm -rf build  # what other builds left would go in as well
 	RADIXKV_COMPILE=1 $(PIP) --no-build-isolation --no-deps --target build/compiled .
-	PYTHONPATH=build/compiled $(ONE_THREAD) $(BIN)/pytest
+	PYTHONPATH=build/compiled $(ONE_THREAD) $(BIN)/pytest \
+	  tests/unit tests/property tests/integration tests/kernels
 
 setup: .venv/.installed-dev ## Install everything that a developer needs.
 
