@@ -11,10 +11,11 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test docs format api speed coverage soak mutants compiled setup clean
+.PHONY: help bench test docs format api speed kernels gpu-test coverage soak mutants compiled \
+  setup clean
 
 help: ## List the commands.
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 bench: .venv/.installed ## Run real prompts on a real model and check every token.
 	$(BIN)/radixkv bench-one-batch --model smollm2 --correctness-test
@@ -41,6 +42,12 @@ api: .venv/.installed-dev ## Accept a change of the public API into its snapshot
 
 speed: .venv/.installed-dev ## Measure cache management without a model; see benchmarks/.
 	$(BIN)/pytest benchmarks $(ARGS)
+
+kernels: .venv/.installed-dev ## Compile the Triton kernels; print what they need of a GPU.
+	$(ONE_THREAD) $(BIN)/python tests/kernels/report.py
+
+gpu-test: .venv/.installed ## Run every kernel on a GPU: against its reference, and timed.
+	$(BIN)/python benchmarks/gpu_test.py
 
 coverage: .venv/.installed-dev ## Show the lines and branches that no test reaches.
 	$(BIN)/pytest --cov

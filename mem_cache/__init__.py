@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from .allocator import HOLD_PAGE, TokenToKVPoolAllocator
 from .chunk_cache import ChunkCache
 from .errors import (
+    BatchRefusedError,
     CacheBusyError,
     ConfigError,
     DoubleFreeError,
     ForeignPageError,
     IntegrityError,
+    KVCacheMemoryError,
     LengthError,
     OutOfContentsError,
     OutOfPagesError,
@@ -23,7 +25,10 @@ from .errors import (
     QuotaError,
     RadixKVError,
     RequestStateError,
+    SpecConflictError,
+    StalledError,
     TokenError,
+    UnknownSpecError,
     WrongThreadError,
 )
 from .eviction_policies import (
@@ -39,15 +44,44 @@ from .eviction_policies import (
 from .hit_report import HitReport
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
+from .planning import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheCapabilities,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    MLASpec,
+    PagePart,
+    PlanReport,
+    Rewind,
+    SlidingWindowSpec,
+    bind_kv_cache,
+    check_enough_kv_cache_memory,
+    group_layers,
+    groups_of_worker,
+    is_kv_cache_type_uniform,
+    longest_len,
+    make_kv_cache_config,
+    num_pages_of_request,
+    plan_kv_cache,
+    report_plan,
+    specs_from_model_config,
+)
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
 from .radix_node import RadixNode, RadixRoot
 from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
+from .room_forecast import Obstacle
 from .stats import CacheStats, NamespaceStats
 from .victims import Victim
 
 if TYPE_CHECKING:
+    from .device_step import DeviceStep
+    from .kv_layer import KVLayer
     from .kv_pool import KVPool
     from .page_table import PageTable
     from .shared_counters import CounterValues, SharedCounters
@@ -62,26 +96,42 @@ __all__ = [
     "MRU",
     "PADDING_ROW",
     "SLRU",
+    "BatchRefusedError",
     "CacheBusyError",
     "CacheStats",
     "ChunkCache",
+    "ChunkedLocalAttentionSpec",
     "ConfigError",
     "CounterValues",
+    "DeviceStep",
     "DoubleFreeError",
     "EvictionPolicy",
     "ForeignPageError",
+    "FullAttentionSpec",
     "HitReport",
     "IntegrityError",
+    "KVCacheCapabilities",
+    "KVCacheConfig",
+    "KVCacheGroup",
     "KVCacheInfo",
+    "KVCacheMemoryError",
+    "KVCacheSpec",
+    "KVCacheTensor",
+    "KVLayer",
     "KVPool",
     "LengthError",
+    "MLASpec",
+    "MambaSpec",
     "MemoryManager",
     "NamespaceStats",
+    "Obstacle",
     "OutOfContentsError",
     "OutOfPagesError",
     "PageError",
+    "PagePart",
     "PageTable",
     "PagesInUseError",
+    "PlanReport",
     "PolicyError",
     "PrefixCache",
     "Priority",
@@ -93,17 +143,41 @@ __all__ = [
     "RequestKV",
     "RequestStateError",
     "RequestTable",
+    "Rewind",
     "SharedCounters",
+    "SlidingWindowSpec",
+    "SpecConflictError",
+    "StalledError",
     "TokenError",
     "TokenToKVPoolAllocator",
     "TreeView",
+    "UnknownSpecError",
     "Victim",
     "WrongThreadError",
+    "bind_kv_cache",
+    "check_enough_kv_cache_memory",
+    "group_layers",
+    "groups_of_worker",
+    "is_kv_cache_type_uniform",
+    "longest_len",
+    "make_kv_cache_config",
+    "num_pages_of_request",
+    "plan_kv_cache",
+    "report_plan",
+    "specs_from_model_config",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import on first use what needs torch, rich, or another system than Windows."""
+    if name == "DeviceStep":
+        from .device_step import DeviceStep
+
+        return DeviceStep
+    if name == "KVLayer":
+        from .kv_layer import KVLayer
+
+        return KVLayer
     if name == "KVPool":
         from .kv_pool import KVPool
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -27,6 +27,8 @@ class ChunkCache(PrefixCache):
 
     Its tree stays empty. Engines use it to switch prefix caching off.
     """
+
+    shares_prefixes: ClassVar[bool] = False
 
     def __init__(
         self,

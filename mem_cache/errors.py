@@ -5,6 +5,9 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
 
     RadixKVError
     ├── ConfigError (ValueError)              a size or an option out of range
+    │   ├── BatchRefusedError                 a batch that a runner has no pages for
+    │   ├── SpecConflictError                 workers that contradict each other
+    │   └── UnknownSpecError                  a kind of cache without a grouping rule
     ├── TokenError (ValueError)               ids that no int32 vocabulary has
     ├── LengthError (ValueError)              a length that goes backwards or too far
     ├── PageError (ValueError)
@@ -13,11 +16,14 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     ├── OutOfPagesError (MemoryError)         not even eviction makes enough room
     │   └── QuotaError                        not below the ceiling of a namespace
     ├── OutOfContentsError (MemoryError)      as many contents as allowed are in use
+    ├── KVCacheMemoryError (MemoryError)      not even one longest request fits
     ├── PagesInUseError (RuntimeError)        a shrink would cut off pages in use
     ├── RequestStateError (RuntimeError)      a released, foreign or repeated request
     ├── CacheBusyError (RuntimeError)         a reset while requests are running
+    │   └── StalledError                      requests of which none can go on
     ├── WrongThreadError (RuntimeError)       a call from a thread that is not the owner
-    ├── PolicyError (RuntimeError)            the caller's eviction policy failed
+    ├── PolicyError (RuntimeError)            the caller's policy or drafter failed
+    ├── BackendUnavailableError (RuntimeError)    a kernel that cannot run here
     └── IntegrityError (RuntimeError)         the structures contradict each other
 """
 
@@ -25,13 +31,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+# Kernels raise these, and imports point down only.
+from radixkv.kernels.errors import BackendUnavailableError as BackendUnavailableError
+from radixkv.kernels.errors import ConfigError as ConfigError
+from radixkv.kernels.errors import RadixKVError as RadixKVError
 
-class RadixKVError(Exception):
-    """Base of all errors of this library."""
+
+class BatchRefusedError(ConfigError):
+    """A runner cannot compute a batch, and has not applied its message.
+
+    Whoever drives it recalls the message, after all that were made since; `Engine`
+    does.
+    """
 
 
-class ConfigError(RadixKVError, ValueError):
-    """A size or an option is out of range."""
+class SpecConflictError(ConfigError):
+    """Two workers contradict each other on the cache of a layer, which is named."""
+
+
+class UnknownSpecError(ConfigError):
+    """A class of cache specs has no grouping rule; the message names it."""
 
 
 class TokenError(RadixKVError, ValueError):
@@ -156,6 +175,36 @@ class QuotaError(OutOfPagesError):
         )
 
 
+class KVCacheMemoryError(RadixKVError, MemoryError):
+    """A worker cannot hold even one request of the greatest length.
+
+    Give it more memory, or allow shorter requests only.
+
+    Attributes:
+        needed_bytes: Bytes that one such request needs, page 0 included.
+        available_bytes: Bytes that the worker has.
+        max_len: The greatest length, in tokens.
+        longest_len: The greatest length that would fit, in tokens; 0, if none.
+    """
+
+    def __init__(
+        self, needed_bytes: int, available_bytes: int, max_len: int, longest_len: int
+    ) -> None:
+        """Keep the numbers."""
+        super().__init__(needed_bytes, available_bytes, max_len, longest_len)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.max_len = max_len
+        self.longest_len = longest_len
+
+    def __str__(self) -> str:
+        """Say what is needed, what there is, and what would fit."""
+        return (
+            f"a request of {self.max_len} tokens needs {self.needed_bytes} bytes of "
+            f"cache, got {self.available_bytes}: at most {self.longest_len} tokens fit"
+        )
+
+
 class PagesInUseError(RadixKVError, RuntimeError):
     """A shrink would cut off pages in use.
 
@@ -186,12 +235,20 @@ class CacheBusyError(RadixKVError, RuntimeError):
     """The call needs a cache without running requests."""
 
 
+class StalledError(CacheBusyError):
+    """There are requests, but none of them can go on; the message says why.
+
+    What they need is held by somebody else than the scheduler's requests, or kept back
+    by a quota or a policy. Once it is there, they go on.
+    """
+
+
 class WrongThreadError(RadixKVError, RuntimeError):
     """A cache was called from a thread that does not own it."""
 
 
 class PolicyError(RadixKVError, RuntimeError):
-    """The caller's eviction policy failed; its own error is the cause."""
+    """The caller's policy or drafter failed; the cause is its own error, if any."""
 
 
 class IntegrityError(RadixKVError, RuntimeError):

@@ -120,6 +120,33 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
             chain_copies(copies, info.copies)
         return merged.with_copies(copies) if copies else merged
 
+    @property
+    def num_tokens(self) -> int:
+        """Positions to compute, of all requests."""
+        return int((self.stops - self.starts).sum())
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """All of the payload, int32, in the order of `part_lengths`."""
+        return np.frombuffer(self.payload, np.int32)
+
+    @property
+    def part_lengths(self) -> list[int]:
+        """Length of each part of the payload, in their order, both of the copies one.
+
+        What is left of the payload is the forgotten rows.
+        """
+        num_reqs, num_copies = self.num_reqs, 2 * self.num_copies
+        known = 5 * num_reqs + 1 + self.num_new_pages + num_copies
+        num_forgotten = len(self.payload) // 4 - known
+        return [
+            *[num_reqs] * 4,
+            num_reqs + 1,
+            self.num_new_pages,
+            num_forgotten,
+            num_copies,
+        ]
+
     def _part(self, start: int, count: int) -> NDArray[np.int32]:
         return np.frombuffer(self.payload, np.int32, count, 4 * start)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -37,6 +37,7 @@ from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .retention import Retention
+from .room_forecast import Obstacle, RoomForecast
 from .running_requests import RunningRequests
 from .sizes import as_integer, as_length, as_size, num_pages_for
 from .stale_first import end_epoch
@@ -60,9 +61,12 @@ class PrefixCache(ABC):
     refuses raises a `RadixKVError` and changes nothing.
 
     Attributes:
+        shares_prefixes: Whether requests of this kind of cache share what they compute.
         memory: The allocator and the request table that it manages, alone.
         watch: Sees every call that may change the cache; ``None`` if nobody looks.
     """
+
+    shares_prefixes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -165,6 +169,78 @@ class PrefixCache(ABC):
         if self._quotas is not None:
             size = self._quotas.max_num_pages(namespace) * self.page_size
         return min(size, self.memory.max_context_len)
+
+    def admission_obstacle(
+        self,
+        tokens: Tokens,
+        max_len: int,
+        *,
+        namespace: Hashable = None,
+        reserved_sizes: Mapping[Hashable, int] | None = None,
+        released: Sequence[RequestKV] = (),
+    ) -> Obstacle | None:
+        """Tell what keeps a request from beginning now and growing to its longest.
+
+        If nothing does, `admit` succeeds, and no allocation up to `max_len` lacks pages
+        after it, whatever others take of what is reserved for them, in any order. Nor
+        does one of theirs, unless its own namespace is at its ceiling. What the request
+        would find cached is protected then, so it is room for nobody. Changes nothing.
+
+        Args:
+            tokens: What the request would be admitted with.
+            max_len: The longest that it may become, in tokens.
+            namespace: Where it shares.
+            reserved_sizes: What others may allocate still, in tokens, by namespace.
+                Each of them needs whole pages, so add up whole pages.
+            released: Running requests to reckon with as if they had finished.
+
+        Returns:
+            What is in its way; ``None`` if nothing is.
+
+        Raises:
+            TokenError: `tokens` are no token ids.
+            LengthError: No tokens, more than `max_len`, or this is more than
+                `max_context_len`; or a size is negative.
+            ConfigError: `namespace` is not hashable, or `reserved_sizes` no mapping.
+            RequestStateError: One of `released` is released, foreign, or named twice.
+
+        Complexity: O(namespaces in `reserved_sizes`, and those with a quota), one match
+        of `tokens`, and O(nodes) that only `released` use.
+        """
+        array = as_tokens(tokens, self._virtual)
+        max_len = as_length("max_len", max_len)
+        longest = self.memory.max_context_len
+        if not 0 < len(array) <= max_len <= longest:
+            raise LengthError(
+                f"a request must have 1..max_len tokens, and max_len be <= {longest}, "
+                f"got {len(array)} and {max_len}"
+            )
+        check_hashable("namespace", namespace)
+        claims = self._as_claims({} if reserved_sizes is None else reserved_sizes)
+        gone = self._as_batch(released)
+        if len(set(gone)) < len(gone):
+            raise RequestStateError("released must name each request once")
+        if not gone and not self.memory.request_table.num_free_rows:
+            return Obstacle.ROW
+        page_size = self.page_size
+        forecast = RoomForecast(self._tree, self._allocator)
+        for request in gone:
+            forecast.end(request)
+        whole = (len(array) - 1) // page_size * page_size
+        num_found = forecast.begin(namespace, array[:whole].tobytes())
+        num_new = num_pages_for(max_len, page_size) - num_found
+        claims[namespace] = claims.get(namespace, 0) + num_new
+        num_pages = forecast.num_pages
+        if self._quotas is not None:
+            if not self._quotas.allows(namespace, claims[namespace], forecast):
+                return Obstacle.QUOTA
+            num_pages -= self._quotas.num_withheld_pages(claims, forecast)
+        return Obstacle.PAGES if sum(claims.values()) > num_pages else None
+
+    @property
+    def version(self) -> int:
+        """A number that changes before any answer of `match_prefix` does."""
+        return self._tree.version
 
     # A request's life -------------------------------------------------------
 
@@ -715,6 +791,16 @@ class PrefixCache(ABC):
             if type(request) is not RequestKV or request.owner is not running:
                 raise _not_running(request)
         return batch
+
+    def _as_claims(self, sizes: Mapping[Hashable, int]) -> dict[Hashable, int]:
+        """Return sizes in pages, or refuse them."""
+        try:
+            items = sizes.items()
+        except AttributeError:
+            raise ConfigError(
+                f"reserved_sizes must be a mapping, got {sizes!r}"
+            ) from None
+        return {namespace: self._num_pages(size) for namespace, size in items}
 
     def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
         needed = self._running.count_new_pages(requests, lens)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .allocator import TokenToKVPoolAllocator
 from .errors import ConfigError, IntegrityError, OutOfPagesError
@@ -16,6 +17,9 @@ from .running_requests import RunningRequests
 from .sizes import as_size, num_pages_for
 from .stale_first import StaleFirst
 from .tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from .room_forecast import RoomForecast
 
 
 class Quotas:
@@ -132,6 +136,43 @@ class Quotas:
         for quota in self._quotas.values():
             num_pages -= max(0, quota.num_evictable_pages - quota.num_spare_pages)
         return num_pages
+
+    # Forecasts --------------------------------------------------------------
+
+    def allows(
+        self, namespace: Hashable, num_new_pages: int, forecast: RoomForecast
+    ) -> bool:
+        """Tell whether a namespace may allocate so many pages below its ceiling."""
+        quota = self._quotas.get(namespace)
+        if quota is None or quota.num_ceiling_pages is None:
+            return True
+        num_pages = forecast.num_pages_in_use(quota) + num_new_pages
+        return num_pages <= quota.num_ceiling_pages
+
+    def num_withheld_pages(
+        self, claims: Mapping[Hashable, int], forecast: RoomForecast
+    ) -> int:
+        """Return the evictable pages that floors may withhold from somebody's claim.
+
+        What a namespace allocates fills its floor, but it may have done so with free
+        pages and kept its evictable ones. From itself, a floor withholds nothing. So if
+        all claims together fit in what is left, each allocation finds its pages, in
+        whatever order they come and whatever is evicted.
+
+        Args:
+            claims: Pages that each namespace may allocate still.
+            forecast: What they find.
+
+        Complexity: O(quotas + claims).
+        """
+        withheld: dict[Hashable, int] = {}
+        for namespace, quota in self._quotas.items():
+            num_used = forecast.num_pages_in_use(quota) + claims.get(namespace, 0)
+            rest = quota.num_floor_pages - num_used
+            rest = min(rest, forecast.num_evictable_pages(quota))
+            withheld[namespace] = max(0, rest)
+        own = [withheld.get(name, 0) for name, claim in claims.items() if claim]
+        return sum(withheld.values()) - min(own, default=0)
 
     # Eviction ---------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class RadixTree:
         cause: Why pages are evicted now, if it is not to make room: for those who
             listen to `on_evicted`. See `because`.
         index: The order of eviction.
+        version: Counts what may change an answer of `match`.
         num_evictable_pages: Pages in unprotected nodes.
         num_protected_pages: Pages in protected nodes.
     """
@@ -62,6 +63,7 @@ class RadixTree:
         self._roots: dict[Hashable, RadixRoot] = {}
         self._stale_roots: dict[RadixRoot, None] = {}
         self._clock = 0
+        self.version = 0
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
 
@@ -234,6 +236,7 @@ class RadixTree:
         """
         root = self._roots.pop(namespace, None)
         if root is not None:
+            self.version += 1
             root.is_stale = True
             self._stale_roots[root] = None
         return root
@@ -330,6 +333,7 @@ class RadixTree:
         self, node: RadixNode, raw: bytes, pages: bytes, is_leased: bool
     ) -> RadixNode:
         """Add new tokens behind `node`; returns the leased end."""
+        self.version += 1
         self.num_protected_pages += len(pages) // PAGE_ID_BYTES
         if (
             is_leased
@@ -366,6 +370,7 @@ class RadixTree:
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:
         """Keep the first `num_pages` pages of an unprotected leaf; returns the rest."""
+        self.version += 1
         kept = num_pages * self._page_bytes
         lost = node.key[kept:]
         freed = node.pages[num_pages * PAGE_ID_BYTES :]
@@ -378,6 +383,7 @@ class RadixTree:
 
     def _drop(self, node: RadixNode) -> bytes:
         """Take an unprotected leaf out of the tree; returns its pages."""
+        self.version += 1
         lost = node.key
         freed = node.pages
         node.key = node.pages = b""

@@ -6,46 +6,111 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .base import ModelRunner
+from .admission_policies import ADMISSION_POLICIES, Estimate, WorstCase
+from .base import (
+    AdmissionPolicy,
+    Drafter,
+    ModelRunner,
+    QueueView,
+    RetractionPolicy,
+    SchedulingPolicy,
+)
 from .batch import Batch, BatchEntry
 from .engine import Engine, StepReport
 from .limits import SchedulerLimits
 from .null_runner import NullRunner
+from .prefix_orders import DFSWeight, LongestPrefixMatch
+from .prompt_lookup import PromptLookup
 from .request import FinishReason, Request, RequestStatus
+from .request_output import RequestOutput
+from .retraction_policies import RETRACTION_POLICIES, LeastLoss, Newest
 from .sampling_params import SamplingParams
-from .scheduler import RequestOutput, Scheduler
+from .scheduler import Scheduler
+from .scheduling_policies import (
+    SCHEDULING_POLICIES,
+    FirstComeFirstServed,
+    HighestPriorityFirst,
+    HighestResponseRatioNext,
+    LongestOutputFirst,
+    RandomOrder,
+    ShortestPrefillFirst,
+)
+from .stall import Shortage, StalledRequest, StallReason
+from .usage import RequestUsage
 
 if TYPE_CHECKING:
+    from .attention_backends import AttentionBackend, PagedAttention
+    from .attention_modules import get_kv_cache_spec
+    from .available_memory import get_available_memory
+    from .flash_attention import FlashAttention
+    from .flashinfer_attention import FlashInferAttention
     from .models import LoadedModel, load_model
     from .reference import generate_reference
     from .sampler import sample
     from .transformers_runner import TransformersRunner
 
 __all__ = [
+    "ADMISSION_POLICIES",
+    "RETRACTION_POLICIES",
+    "SCHEDULING_POLICIES",
+    "AdmissionPolicy",
+    "AttentionBackend",
     "Batch",
     "BatchEntry",
+    "DFSWeight",
+    "Drafter",
     "Engine",
+    "Estimate",
     "FinishReason",
+    "FirstComeFirstServed",
+    "FlashAttention",
+    "FlashInferAttention",
+    "HighestPriorityFirst",
+    "HighestResponseRatioNext",
+    "LeastLoss",
     "LoadedModel",
+    "LongestOutputFirst",
+    "LongestPrefixMatch",
     "ModelRunner",
+    "Newest",
     "NullRunner",
+    "PagedAttention",
+    "PromptLookup",
+    "QueueView",
+    "RandomOrder",
     "Request",
     "RequestOutput",
     "RequestStatus",
+    "RequestUsage",
+    "RetractionPolicy",
     "SamplingParams",
     "Scheduler",
     "SchedulerLimits",
+    "SchedulingPolicy",
+    "Shortage",
+    "ShortestPrefillFirst",
+    "StallReason",
+    "StalledRequest",
     "StepReport",
     "TransformersRunner",
+    "WorstCase",
     "generate_reference",
+    "get_available_memory",
+    "get_kv_cache_spec",
     "load_model",
     "sample",
 ]
 
 _NEED_TORCH = {
+    "AttentionBackend": "attention_backends",
+    "FlashAttention": "flash_attention",
+    "FlashInferAttention": "flashinfer_attention",
     "LoadedModel": "models",
+    "PagedAttention": "attention_backends",
     "TransformersRunner": "transformers_runner",
     "generate_reference": "reference",
+    "get_available_memory": "available_memory",
+    "get_kv_cache_spec": "attention_modules",
     "load_model": "models",
     "sample": "sampler",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from radixkv.mem_cache import KVCacheInfo, PrefixCache, RequestKV
 
 from .batch import Batch, BatchEntry
@@ -13,6 +15,7 @@ class BatchBuilder:
 
     Attributes:
         entries: What was added so far.
+        num_tokens: Tokens that the step computes so far.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -20,27 +23,53 @@ class BatchBuilder:
         self._cache = cache
         self._infos: list[KVCacheInfo] = []
         self.entries: list[BatchEntry] = []
+        self.num_tokens = 0
 
-    def decode(self, requests: list[Request]) -> None:
-        """Add one token of each request, or raise and add nothing."""
-        if requests:
-            info = self._cache.alloc_for_decode([kv_of(r) for r in requests])
-            self._infos.append(info)
-            self.entries += [
-                BatchEntry(r, r.num_tokens - 1, r.num_tokens) for r in requests
-            ]
+    def decode(
+        self, requests: list[Request], drafts: Mapping[Request, tuple[int, ...]]
+    ) -> None:
+        """Add the next token of each request, and its drafts; or raise, add nothing.
 
-    def extend(self, request: Request, budget: int) -> int:
-        """Add at most `budget` tokens of a request; how many. Or raise and add none."""
-        kv = kv_of(request)
-        start = kv.committed_len
-        stop = min(request.num_tokens, start + budget)
-        self._infos.append(self._cache.alloc_for_extend([kv], [stop]))
-        self.entries.append(BatchEntry(request, start, stop))
-        return stop - start
+        Args:
+            requests: Running requests whose tokens are all scheduled but the newest.
+            drafts: For the positions that follow the newest token of some of them.
+        """
+        kvs = [kv_of(request) for request in requests]
+        if drafts:
+            # One call for all: if it is refused, then nobody has pages for drafts.
+            lens = [r.scheduled_len + 1 + len(drafts.get(r, ())) for r in requests]
+            info = self._cache.alloc_for_extend(kvs, lens)
+        else:
+            info = self._cache.alloc_for_decode(kvs)
+        self._infos.append(info)
+        entries = self.entries
+        for request in requests:
+            own = drafts.get(request, ())
+            num_tokens = 1 + len(own)
+            start = request.scheduled_len
+            stop = start + num_tokens
+            entries.append(BatchEntry(request, start, stop, num_tokens, own))
+            request.scheduled_len = stop
+            request.num_pending += 1
+            request.num_in_flight += 1
+            self.num_tokens += num_tokens
+
+    def extend(self, request: Request, num_tokens: int) -> None:
+        """Add the next tokens of a prompt, at most its rest; or raise and add none."""
+        start = request.scheduled_len
+        stop = start + num_tokens
+        self._infos.append(self._cache.alloc_for_extend([kv_of(request)], [stop]))
+        is_last = stop == request.num_tokens
+        self.entries.append(BatchEntry(request, start, stop, int(is_last)))
+        request.scheduled_len = stop
+        request.num_pending += is_last
+        request.num_in_flight += 1
+        self.num_tokens += num_tokens
 
     def recall(self) -> None:
         """Take note that no worker will hear of the batch."""
+        for entry in self.entries:
+            entry.request.num_in_flight -= 1
         for info in reversed(self._infos):
             self._cache.recall(info)
 

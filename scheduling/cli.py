@@ -13,6 +13,8 @@ import typer
 import radixkv
 from radixkv.mem_cache.errors import ConfigError, RadixKVError
 
+from .plan_command import plan_command
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _GRID_OPTIONS = ("--batch-size", "--input-len", "--output-len")
@@ -72,6 +74,12 @@ def bench_one_batch_command(
     chunked_prefill_size: Annotated[
         int, typer.Option(help="Prompt tokens a step at most.")
     ] = 2048,
+    speculative_num_draft_tokens: Annotated[
+        int, typer.Option(help="Tokens guessed a request and step, by prompt lookup.")
+    ] = 0,
+    overlap: Annotated[
+        bool, typer.Option(help="Schedule the next step while the model computes one.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
         str, typer.Option(help="float32, float16 or bfloat16.")
@@ -112,6 +120,8 @@ def bench_one_batch_command(
             mem_fraction=mem_fraction,
             prefix_cache=prefix_cache,
             chunked_prefill_size=chunked_prefill_size,
+            speculative_num_draft_tokens=speculative_num_draft_tokens,
+            overlap=overlap,
             correctness_test=correctness_test,
             seed=seed,
         )
@@ -132,6 +142,9 @@ def bench_one_batch_command(
     )
     if not grid.run(configs):
         raise typer.Exit(1)
+
+
+app.command("plan")(plan_command)
 
 
 def spread(arguments: Sequence[str]) -> list[str]:

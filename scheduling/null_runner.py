@@ -29,14 +29,18 @@ class NullRunner:
         self._vocab_size = as_size("vocab_size", vocab_size)
 
     def run(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the next token of each entry that samples, in batch order."""
-        tokens = [self._next_token(entry) for entry in batch.entries if entry.samples]
+        """Return the next token behind each position that samples, in batch order."""
+        tokens = [
+            self._next_token(entry, stop)
+            for entry in batch.entries
+            for stop in range(entry.stop - entry.num_samples + 1, entry.stop + 1)
+        ]
         return np.array(tokens, np.int32)
 
-    def _next_token(self, entry: BatchEntry) -> int:
+    def _next_token(self, entry: BatchEntry, stop: int) -> int:
         # The length tells repeated tokens apart; Python's hash() is not for keeps.
-        state = entry.stop
-        first = max(0, entry.stop - _NUM_LAST_TOKENS)
-        for token in entry.request.tokens[first : entry.stop].tolist():
+        state = stop
+        first = max(0, stop - _NUM_LAST_TOKENS)
+        for token in entry.tokens[first:stop].tolist():
             state = (state * _MULTIPLIER + token + 1) % 2**61
         return (state ^ state >> 31) % self._vocab_size

@@ -108,7 +108,8 @@ def _plain(model: TransformersObject) -> Generator[None]:
     """Take away a runner's attention and a checkpoint's generation defaults."""
     attention = model.config._attn_implementation
     defaults = model.generation_config
-    model.set_attn_implementation("sdpa")
+    # Torch's own attention has no soft cap, so models that have one do without it.
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     model.generation_config = import_transformers().GenerationConfig()
     try:
         yield

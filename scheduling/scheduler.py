@@ -2,54 +2,59 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import (
     LengthError,
-    OutOfPagesError,
     PrefixCache,
     RequestKV,
     RequestStateError,
     TokenError,
 )
-from radixkv.mem_cache.sizes import as_size
+from radixkv.mem_cache.sizes import as_size, num_pages_for
 from radixkv.mem_cache.tokens import as_tokens
 
+from .admission_policies import Reservations, as_admission_policy
+from .base import AdmissionPolicy, Drafter, RetractionPolicy, SchedulingPolicy
 from .batch import Batch, BatchEntry
 from .batch_builder import BatchBuilder, kv_of
+from .drafts import Drafts
 from .limits import SchedulerLimits
+from .policies import Policies
 from .request import FinishReason, Request, RequestStatus
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What a step did to one request.
-
-    Attributes:
-        request: The request.
-        token: Its new token; ``None`` if it ended without one.
-        finish_reason: Why it ended; ``None`` if it goes on.
-    """
-
-    request: Request
-    token: int | None
-    finish_reason: FinishReason | None
+from .request_output import RequestOutput
+from .retraction_policies import as_retraction_policy
+from .running_queue import RunningQueue
+from .scheduling_policies import as_scheduling_policy
+from .stall import StalledRequest
+from .step_planner import StepPlanner
+from .waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Continuous batching over a prefix cache, first come first served.
+    """Continuous batching over a prefix cache.
 
-    A step decodes one token for every request that has its prompt computed, and fills
-    up with chunks of prompts. When decodes run out of pages, the newest requests give
-    theirs back and wait again, so the oldest always goes on. What they had computed
-    stays cached as long as nobody needs the room.
+    A step decodes for every request that has its prompt computed, and fills up with
+    chunks of prompts: first those that are begun, then those that the policy puts
+    first and that the admission policy has room for. When decodes run out of pages all
+    the same, some requests give theirs back and wait again; the oldest never does. What
+    they had computed stays cached as long as nobody needs the room.
 
-    Use it in turns: `schedule`, run the batch, `update`.
+    Use it in turns: `schedule`, run the batch, `update`. With `overlap`, the next batch
+    may be prepared while the runner computes the last one.
+
+    Attributes:
+        cache: Where the K and V of its requests are kept.
+        limits: How much it may do at a time.
+        overlap: Whether the next batch may be prepared while one is in flight.
+        eos_token_ids: Tokens that end every request that does not ignore them.
+        vocab_size: Tokens that the model knows, ``[0, vocab_size)``, if there is a
+            bound.
     """
 
     def __init__(
@@ -57,20 +62,38 @@ class Scheduler:
         cache: PrefixCache,
         limits: SchedulerLimits | None = None,
         *,
+        policy: str | SchedulingPolicy = "fcfs",
+        admission: str | AdmissionPolicy = "worst-case",
+        retraction: str | RetractionPolicy = "least-loss",
+        preempts: bool = False,
+        overlap: bool = False,
+        drafter: Drafter | None = None,
+        max_draft_tokens: int = 4,
         eos_token_ids: Iterable[int] = (),
         vocab_size: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a scheduler without requests.
 
         Args:
             cache: Where the K and V of its requests are kept.
             limits: How much it may do at a time.
+            policy: Who is admitted first, see `SCHEDULING_POLICIES`.
+            admission: How much is set aside for a request, see `ADMISSION_POLICIES`.
+            retraction: Whose pages are taken back, see `RETRACTION_POLICIES`.
+            preempts: Whether a waiting request may take the place of running ones of
+                lower priority. Then the priority goes before the policy.
+            overlap: Whether `schedule` may be called again before the last batch is
+                passed to `update`: once.
+            drafter: Guesses tokens for speculative decoding.
+            max_draft_tokens: Guesses a request and step at most, at least 1.
             eos_token_ids: Tokens that end every request that does not ignore them.
             vocab_size: Tokens that the model knows, ``[0, vocab_size)``: one unknown
                 token would fail the whole step. ``None`` for no bound.
+            clock: Seconds, for `Request.usage` only; it decides nothing.
 
         Raises:
-            ConfigError: A token or `vocab_size` is out of range.
+            ConfigError: A number is out of range, or a policy is unknown.
         """
         self.cache = cache
         self.limits = limits or SchedulerLimits()
@@ -80,17 +103,34 @@ class Scheduler:
         self.vocab_size = (
             None if vocab_size is None else as_size("vocab_size", vocab_size)
         )
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []  # in the order of arrival
-        self._requests: dict[str | int, Request] = {}
-        self._in_flight: Batch | None = None
+        max_draft_tokens = as_size("max_draft_tokens", max_draft_tokens)
+        drafts = None
+        if drafter is not None:
+            drafts = Drafts(drafter, max_draft_tokens, self.vocab_size)
+        policies = Policies(
+            scheduling=as_scheduling_policy(policy),
+            admission=Reservations(as_admission_policy(admission)),
+            retraction=as_retraction_policy(retraction),
+            preempts=preempts,
+            drafts=drafts,
+        )
+        self.overlap = overlap
+        self._clock = clock
+        self._requests: dict[Hashable, Request] = {}
+        self._waiting = WaitingQueue(cache, self.limits.max_overtakes)
+        self._running = RunningQueue(cache)
+        self._planner = StepPlanner(
+            cache, self.limits, policies, self._waiting, self._running
+        )
+        self._in_flight: deque[Batch] = deque()
         self._outputs: list[RequestOutput] = []
-        self._num_retractions = 0
+        self._num_arrivals = 0
+        self._num_looked_at = 0
 
     @property
     def num_retractions(self) -> int:
         """How often requests gave their pages back so that others could go on."""
-        return self._num_retractions
+        return self._running.num_retractions
 
     @property
     def num_waiting(self) -> int:
@@ -99,16 +139,21 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests with a part of the cache."""
+        """Requests with a part of the cache that are not at their end."""
         return len(self._running)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Batches that `schedule` returned and that are not done."""
+        return len(self._in_flight)
 
     @property
     def has_requests(self) -> bool:
         """Whether there is anything left to do, or to tell by `take_outputs`."""
-        return bool(self._requests or self._running or self._outputs)
+        return bool(self._requests or self._in_flight or self._outputs)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request that can run to its end, at least alone.
+        """Queue a request that can run to its end, at least alone. O(log waiting).
 
         Raises:
             LengthError: Prompt and `max_new_tokens` together can never fit.
@@ -117,7 +162,11 @@ class Scheduler:
         """
         self.check_request(request)
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        request.arrival = self._num_arrivals
+        request.arrived_at = self._waiting.num_computed_tokens
+        request.arrived_s = self._clock()
+        self._num_arrivals += 1
+        self._waiting.add(request)
 
     def check_request(self, request: Request) -> None:
         """Refuse what `add_request` would refuse; changes nothing.
@@ -127,18 +176,20 @@ class Scheduler:
             TokenError: The prompt has a token outside of the vocabulary.
             RequestStateError: The request is not new, or its id is in use.
         """
-        is_new = request.status is RequestStatus.WAITING and not request.output_tokens
+        is_new = request.arrival < 0 and not request.num_output_tokens
         if not is_new or request.request_id in self._requests:
             raise RequestStateError(
                 f"a request must be new, with an id of its own, got {request!r}"
             )
-        needed = _num_slots(request)
         longest = self.cache.max_request_size(request.namespace)
-        if needed > longest:
+        if request.max_kv_len > longest:
+            page_size = self.cache.page_size
             raise LengthError(
                 f"request {request.request_id!r}: {request.num_tokens} prompt tokens "
                 f"and max_new_tokens {request.sampling_params.max_new_tokens} need "
-                f"{needed} slots, the longest that fits is {longest}"
+                f"{request.max_kv_len} slots, the longest that fits is {longest}; in "
+                f"pages of {page_size}: {num_pages_for(request.max_kv_len, page_size)} "
+                f"needed, capacity {self.cache.total_size // page_size}"
             )
         highest = int(request.tokens.max())
         if self.vocab_size is not None and highest >= self.vocab_size:
@@ -147,17 +198,16 @@ class Scheduler:
                 f"got {highest}"
             )
 
-    def abort(self, request_id: str | int) -> None:
+    def abort(self, request_id: Hashable) -> None:
         """End a request in whatever state; unknown and finished ids are ignored.
 
-        Its last output comes with the next `update` or `take_outputs`. If a step is
-        computing it, its memory is given back only when that step is done.
+        There are two phases. From now on no step computes it, and its last output comes
+        with the next `update` or `take_outputs`. Its memory is given back at once, or
+        when the last step is done that computes it: until then a runner may write.
         """
         request = self._requests.get(request_id)
         if request is None:
             return
-        if request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
         self._end(request, FinishReason.ABORT)
 
     def schedule(self) -> Batch | None:
@@ -165,26 +215,39 @@ class Scheduler:
 
         Returns:
             What to compute; pass it to `update` when it is done. ``None`` if no request
-            can go on.
+            can go on, at least not before the steps in flight are done.
 
         Raises:
-            RequestStateError: The last batch was not passed to `update`.
+            RequestStateError: As many batches as may be are in flight.
             PolicyError: The cache's eviction policy failed; the requests that were
-                part of the step already are aborted.
+                part of the step already are aborted. Or the drafter failed, or another
+                policy, in this step or in the last one, which harms nobody: try again.
+            TokenError: The drafter returned what are no tokens; it harms nobody either.
         """
-        if self._in_flight is not None:
+        if len(self._in_flight) == (2 if self.overlap else 1):
             raise RequestStateError("the last batch must go to update() first")
         step = BatchBuilder(self.cache)
+        self._num_looked_at = 0
         try:
-            self._fill(step)
+            self._planner.fill(
+                step, is_ahead=bool(self._in_flight), refuse=self._refuse
+            )
         except BaseException:
             # The messages made so far will reach no worker: nobody may build on them.
-            for entry in step.entries:
-                self._end(entry.request, FinishReason.ABORT)
             step.recall()
+            for entry in step.entries:
+                if entry.request.status is not RequestStatus.FINISHED:
+                    self._end(entry.request, FinishReason.ABORT)
             raise
-        self._in_flight = step.batch()
-        return self._in_flight
+        self._num_looked_at = self._num_arrivals
+        batch = step.batch()
+        if batch is not None:
+            self._in_flight.append(batch)
+            now = self._clock()
+            for entry in batch.entries:
+                if entry.request.admitted_s is None:
+                    entry.request.admitted_s = now
+        return batch
 
     def update(
         self, batch: Batch, next_tokens: NDArray[np.int32]
@@ -192,244 +255,165 @@ class Scheduler:
         """Take note that a step is done.
 
         Args:
-            batch: What `schedule` returned last.
-            next_tokens: The sampled token of each entry that samples, in order.
+            batch: What `schedule` returned, the oldest that is in flight.
+            next_tokens: What the runner sampled, int32 `[batch.num_samples]`.
 
         Returns:
             What became of the requests since the last call, each end exactly once.
 
         Raises:
-            RequestStateError: `batch` is not the last one.
-            LengthError: Not one token for each entry that samples.
+            RequestStateError: `batch` is not the oldest in flight.
+            LengthError: Not as many tokens as the batch samples.
             TokenError: `next_tokens` are no token ids.
         """
         sampled = as_tokens(next_tokens).tolist()
-        num_sampled = sum(entry.samples for entry in batch.entries)
-        if len(sampled) != num_sampled:
-            raise LengthError(f"need {num_sampled} next tokens, got {len(sampled)}")
+        if len(sampled) != batch.num_samples:
+            raise LengthError(f"need {batch.num_samples} tokens, got {len(sampled)}")
         self._land(batch)
-        tokens = iter(sampled)
+        self._waiting.num_computed_tokens += batch.num_tokens
+        now = self._clock()
+        end = 0
         for entry in batch.entries:
-            token = next(tokens) if entry.samples else None
-            self._advance(entry, token)
+            begin, end = end, end + entry.num_samples
+            self._advance(entry, sampled[begin:end], now)
         return self.take_outputs()
 
     def cancel(self, batch: Batch) -> None:
         """Take note that a step failed: its requests end as aborted.
 
-        If its message reached no worker, `PrefixCache.recall` it before.
+        If its message reached no worker, `PrefixCache.recall` it before; but first that
+        of the batch that was made after it, if there is one, which is lost as well.
 
         Raises:
-            RequestStateError: `batch` is not the last one.
+            RequestStateError: `batch` is not the oldest in flight.
         """
         self._land(batch)
         for entry in batch.entries:
-            if entry.request.status is RequestStatus.FINISHED:  # aborted meanwhile
-                self._release(entry.request)
-            else:
-                self._end(entry.request, FinishReason.ABORT)
+            request = entry.request
+            request.num_in_flight -= 1
+            if request.status is not RequestStatus.FINISHED:
+                self._end(request, FinishReason.ABORT)
+            elif not request.num_in_flight:
+                self._running.close(request)
+
+    def explain_stall(self) -> tuple[StalledRequest, ...]:
+        """Say why each request waits that the last `schedule` found and did not start.
+
+        If that returned ``None`` and no step is in flight, these are all requests that
+        there are, and none of them goes on until what it waits for is there.
+
+        Returns:
+            The requests in the order of arrival. None after a `schedule` that failed.
+        """
+        return self._planner.last_look.explain(
+            request
+            for request in self._waiting
+            if request.arrival < self._num_looked_at
+        )
 
     def take_outputs(self) -> list[RequestOutput]:
         """Return what became of the requests since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    # One step ---------------------------------------------------------------
-
-    def _land(self, batch: Batch) -> None:
-        if batch is not self._in_flight:
-            raise RequestStateError("need the batch that schedule() returned last")
-        self._in_flight = None
-
-    def _fill(self, step: BatchBuilder) -> None:
-        num_retractions = self._num_retractions
-        self._decode(step)
-        budget = self.limits.max_batched_tokens - len(step.entries)
-        budget = min(budget, self.limits.chunked_prefill_size)
-        budget = self._continue_prefill(step, budget)
-        if num_retractions == self._num_retractions:
-            # Whoever was retracted must not come back before the pages are used.
-            self._admit(step, budget)
-
-    def _decode(self, step: BatchBuilder) -> None:
-        """Give a slot to every request that lacks one token."""
-        while True:
-            decoding = [r for r in self._running if r.num_uncomputed_tokens == 1]
-            try:
-                return step.decode(decoding)
-            except OutOfPagesError:
-                self._retract_newest()
-
-    def _continue_prefill(self, step: BatchBuilder, budget: int) -> int:
-        """Go on with a half-computed prompt; returns the budget that is left.
-
-        Only the newest can be half computed: who comes next starts with what is left of
-        the budget.
-        """
-        if not self._running or self._running[-1].num_uncomputed_tokens == 1:
-            return budget
-        try:
-            return budget - step.extend(self._running[-1], budget)
-        except OutOfPagesError:
-            if not step.entries:
-                self._retract_newest()
-            return 0  # others go on, and their pages come free
-
-    def _admit(self, step: BatchBuilder, budget: int) -> None:
-        """Start waiting requests, in order, as long as all of their prompt fits."""
-        cache = self.cache
-        while (
-            budget
-            and self._waiting
-            and len(self._running) < self.limits.max_running_requests
-        ):
-            request = self._waiting[0]
-            if _num_slots(request) > cache.max_request_size(request.namespace):
-                # The pool was shrunk, or a quota was set, while it waited.
-                self._waiting.popleft()
-                self._end(request, FinishReason.REFUSED)
-                continue
-            hit = cache.match_prefix(request.tokens, request.namespace)
-            if not self._fits(request, hit):
-                return  # without having touched the cache
-            kv = cache.admit(
-                request.tokens,
-                namespace=request.namespace,
-                priority=request.priority,
-                computed_len=request.retracted_len,
-            )
-            if kv is None:
-                return
-            try:
-                num_tokens = self._start(step, request, kv, budget)
-            except BaseException:
-                request.kv = None
-                cache.release(kv)
-                raise
-            if not num_tokens:
-                cache.release(kv)
-                return
-            budget -= num_tokens
-
-    def _fits(self, request: Request, cached_len: int) -> bool:
-        """Tell whether the rest behind `cached_len` fits beside what is running.
-
-        Counted in whole pages: the rest of every prompt, and what each running request
-        needs to decode one more page of tokens.
-        """
-        cache = self.cache
-        page_size = cache.page_size
-        needed = _page_gap(cached_len, request.num_tokens, page_size)
-        for other in self._running:
-            next_len = min(other.num_tokens + page_size, _num_slots(other))
-            needed += _page_gap(kv_of(other).allocated_len, next_len, page_size)
-        return needed <= cache.available_size + cache.evictable_size
-
-    def _start(
-        self, step: BatchBuilder, request: Request, kv: RequestKV, budget: int
-    ) -> int:
-        """Run the first who waits; how many of its tokens, 0 if there is no room."""
-        if not self._fits(request, kv.committed_len):
-            return 0  # its hit was counted as room: now it is locked
-        request.kv = kv
-        try:
-            num_tokens = step.extend(request, budget)
-        except OutOfPagesError:
-            request.kv = None
-            return 0
-        self._waiting.popleft()
-        request.status = RequestStatus.RUNNING
-        if not request.num_computed_tokens:
-            request.num_cached_tokens = kv.committed_len
-        # Newer than all that run: retraction takes the newest.
-        self._running.append(request)
-        return num_tokens
-
-    def _retract_newest(self) -> None:
-        """Take the pages of the newest request back; what it computed stays cached."""
-        request = self._running[-1]
-        if _num_slots(request) > self.cache.max_request_size(request.namespace):
-            # The pool was shrunk under it, or a quota was set.
-            self._end(request, FinishReason.REFUSED)
-            return
-        self._running.pop()
-        self._num_retractions += 1
-        kv = kv_of(request)
-        request.retracted_len = max(request.retracted_len, kv.committed_len)
-        self.cache.cache_finished_req(
-            kv, request.tokens, prompt_len=request.num_prompt_tokens
-        )
-        request.kv = None
-        request.status = RequestStatus.WAITING
-        request.num_retractions += 1
-        # Older than all that were never admitted, newer than those retracted next.
-        self._waiting.appendleft(request)
-
     # One request ------------------------------------------------------------
 
-    def _advance(self, entry: BatchEntry, token: int | None) -> None:
+    def _land(self, batch: Batch) -> None:
+        if not self._in_flight or batch is not self._in_flight[0]:
+            raise RequestStateError("need the oldest batch that schedule() returned")
+        self._in_flight.popleft()
+
+    def _advance(self, entry: BatchEntry, sampled: list[int], now: float) -> None:
+        """Take note of what a step has computed of a request."""
         request = entry.request
+        request.num_in_flight -= 1
+        if request.status is RequestStatus.FINISHED:  # it ended meanwhile
+            if not request.num_in_flight:
+                self._running.close(request)
+            return
+        if sampled:
+            request.num_pending -= 1
+            tokens, reason = self._accept(request, entry.drafts, sampled)
+        else:
+            tokens, reason = (), None
         kv = kv_of(request)
-        if request.status is RequestStatus.FINISHED:  # aborted meanwhile
-            self._release(request)
-            return
-        self.cache.commit(kv, entry.stop)
-        num_computed = entry.stop - entry.start
-        request.num_computed_tokens += num_computed
-        if num_computed > 1 or entry.start < request.num_prompt_tokens:
-            self.cache.cache_unfinished_req(
-                kv, request.tokens, prompt_len=request.num_prompt_tokens
-            )
-        if token is None:
-            return
-        request.append(token)
-        reason = self._finish_reason(request, token)
-        self._outputs.append(RequestOutput(request, token, reason))
-        if reason is not None:
-            request.status = RequestStatus.FINISHED
-            request.finish_reason = reason
-            del self._requests[request.request_id]
-            self._running.remove(request)
-            self.cache.cache_finished_req(
-                kv, request.tokens, prompt_len=request.num_prompt_tokens
-            )
-            request.kv = None
+        stop = entry.stop
+        if entry.drafts:
+            stop = entry.start + len(tokens)  # the others were rejected
+            request.scheduled_len = stop
+        if kv.committed_len < stop:
+            self.cache.commit(kv, stop)
+        if stop < entry.stop:
+            self.cache.truncate(kv, stop)
+        request.num_computed_tokens += stop - entry.start
+        if entry.start < request.prefill_len:
+            self._publish(request, kv)
+        if tokens:
+            if request.first_token_s is None:
+                request.first_token_s = now
+            self._outputs.append(RequestOutput(request, tokens, reason))
+            if reason is not None:
+                self._finish(request, reason)
+
+    def _accept(
+        self, request: Request, drafts: tuple[int, ...], sampled: list[int]
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append what was sampled, as far as the drafts before it were right."""
+        if not drafts:
+            token = sampled[0]
+            request.append(token)
+            return (token,), self._finish_reason(request, token)
+        num_right = 0
+        for draft, token in zip(drafts, sampled, strict=False):
+            if draft != token:
+                break
+            num_right += 1
+        tokens: tuple[int, ...] = ()
+        reason = None
+        for token in sampled[: num_right + 1]:
+            request.append(token)
+            tokens += (token,)
+            reason = self._finish_reason(request, token)
+            if reason is not None:
+                break
+        request.num_draft_tokens += len(drafts)
+        request.num_accepted_tokens += min(num_right, len(tokens))
+        return tokens, reason
+
+    def _publish(self, request: Request, kv: RequestKV) -> None:
+        """Publish the whole pages of a prompt that are computed."""
+        self.cache.cache_unfinished_req(
+            kv, request.tokens, prompt_len=request.num_prompt_tokens
+        )
+        if kv.committed_len >= request.prefill_len:
+            self._running.unpublished.pop(request, None)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         params = request.sampling_params
-        ends = token in self.eos_token_ids and not params.ignore_eos
-        if ends or token in params.stop_token_ids:
+        if token in self.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if token in params.stop_token_ids:
             return FinishReason.STOP
         if request.num_output_tokens >= params.max_new_tokens:
             return FinishReason.LENGTH
         return None
 
+    def _refuse(self, request: Request) -> None:
+        self._end(request, FinishReason.REFUSED)
+
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request without a new token."""
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        self._outputs.append(RequestOutput(request, (), reason))
+        self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """Let a request compute no more, and own nothing once no step is at work."""
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
+        request.finished_s = self._clock()
         del self._requests[request.request_id]
-        self._outputs.append(RequestOutput(request, None, reason))
-        batch = self._in_flight
-        in_flight = batch is not None and any(
-            entry.request is request for entry in batch.entries
-        )
-        if request.kv is not None and not in_flight:
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
         self._running.remove(request)
-        self.cache.release(kv_of(request))
-        request.kv = None
-
-
-def _num_slots(request: Request) -> int:
-    """Return the slots for all that a request can become."""
-    # The newest token needs no slot: it is never fed back.
-    return request.num_prompt_tokens + request.sampling_params.max_new_tokens - 1
-
-
-def _page_gap(allocated_len: int, num_tokens: int, page_size: int) -> int:
-    """Return the slots that `num_tokens` need beyond `allocated_len`, whole pages."""
-    num_pages = -(-num_tokens // page_size) - -(-allocated_len // page_size)
-    return max(0, num_pages) * page_size
+        if request.kv is not None and not request.num_in_flight:
+            self._running.close(request)

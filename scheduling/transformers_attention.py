@@ -2,75 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from radixkv.kernels import paged_attention_decode, paged_attention_extend
 from radixkv.mem_cache import KVPool
 from radixkv.mem_cache.errors import ConfigError
 
+from .attention_backends import AttentionBackend
 from .models import TransformersObject
 
 ATTENTION = "radixkv_paged"
 """The name of `paged_attention` in transformers' attention interface."""
 
-_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "sinks", "position_bias")
+_UNSUPPORTED = ("s_aux", "sinks", "position_bias")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepMetadata:
     """What the attention layers must know of a step; a keyword of the model's forward.
 
     Attributes:
         pool: Where K and V live.
-        page_table: Page ids, int32 `[max_num_requests + 1, max_pages_per_request]`.
         slots: Slot of each new token, int64 `[num_tokens]`.
-        rows: Row of each request, int32 `[num_reqs]`, on the host.
-        starts: First position to compute, int32 `[num_reqs]`, on the host.
-        stops: End of the positions to compute, int32 `[num_reqs]`, on the host.
-        is_decode: Whether every request computes one token.
+        attention: Who attends; it has taken the step.
+        windows: Positions that a query sees, by layer; layers without a window are not
+            in it.
     """
 
     pool: KVPool
-    page_table: torch.Tensor
     slots: torch.Tensor
-    rows: torch.Tensor
-    starts: torch.Tensor
-    stops: torch.Tensor
-    is_decode: bool
-
-    def attend(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """Attend from the step's tokens to what is stored, `[num_tokens, heads, dim]`.
-
-        Args:
-            q: Queries, `[num_tokens, num_q_heads, head_dim]`.
-            layer: Layer of the pool, which has the step's K and V already.
-            scale: Factor on the scores.
-        """
-        k_buffer, v_buffer = self.pool.k_buffer(layer), self.pool.v_buffer(layer)
-        if self.is_decode:
-            return paged_attention_decode(
-                q,
-                k_buffer,
-                v_buffer,
-                self.page_table,
-                self.rows,
-                self.stops,
-                page_size=self.pool.page_size,
-                scale=scale,
-            )
-        return paged_attention_extend(
-            q,
-            k_buffer,
-            v_buffer,
-            self.page_table,
-            self.rows,
-            self.starts,
-            self.stops,
-            page_size=self.pool.page_size,
-            scale=scale,
-        )
+    attention: AttentionBackend
+    windows: Mapping[str, int]
 
 
 def paged_attention(
@@ -81,6 +45,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
+    softcap: float | None = None,
     step_metadata: StepMetadata | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
@@ -90,34 +55,50 @@ def paged_attention(
         module: The attention layer; its `layer_idx` is the layer of the pool.
         query: `[1, num_q_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`.
-        value: `[1, num_kv_heads, num_tokens, head_dim]`.
+        value: `[1, num_kv_heads, num_tokens, v_head_dim]`.
         attention_mask: None; causality follows from the positions.
         scaling: Factor on the scores, ``head_dim ** -0.5`` if not given.
+        softcap: Bound of the scores; none if not given.
         step_metadata: The step, as it was passed to the model.
-        **kwargs: Other options of the layer; those that change attention are refused.
+        **kwargs: Other options of the layer. `sliding_window` must be what the config
+            says; those that change attention are refused.
 
     Returns:
-        The attention output `[1, num_tokens, num_q_heads, head_dim]`, and no weights.
+        The attention output `[1, num_tokens, num_q_heads, v_head_dim]`, and no weights.
 
     Raises:
-        ConfigError: The model was called without a step, or needs another attention.
+        ConfigError: The model was called without a step, needs another attention, or
+            another window than its config says.
     """
     if step_metadata is None:
         raise ConfigError(
             f"attention {ATTENTION!r} works only inside TransformersRunner; "
             "model.set_attn_implementation('sdpa') gives the model back"
         )
-    if attention_mask is not None or any(
-        kwargs.get(x) is not None for x in _UNSUPPORTED
-    ):
+    unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if attention_mask is not None or unsupported:
         raise ConfigError(
-            f"{type(module).__name__} needs a mask or one of {_UNSUPPORTED}, "
-            "supported is plain causal attention"
+            "attention must be causal, with a window or a soft cap or not, got "
+            f"{type(module).__name__} with {unsupported or 'a mask'}"
         )
-    layer = module.layer_idx
-    step_metadata.pool.store(layer, _unpack(key), _unpack(value), step_metadata.slots)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return step_metadata.attend(_unpack(query), layer, scale)[None], None
+    layer = step_metadata.pool.layer(module.layer_idx)
+    window = step_metadata.windows.get(layer.name)
+    # Transformers puts windows into masks, of which there are none here. So what the
+    # layer says and what its config says must agree, or it would see too much.
+    if kwargs.get("sliding_window", window) != window:
+        raise ConfigError(
+            f"the window of {layer.name} must be {window}, as the config says, got "
+            f"{kwargs['sliding_window']}"
+        )
+    layer.store(_unpack(key), _unpack(value), step_metadata.slots)
+    attended = step_metadata.attention.attend(
+        _unpack(query),
+        layer,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=window,
+        softcap=softcap,
+    )
+    return attended[None], None
 
 
 def _unpack(states: torch.Tensor) -> torch.Tensor:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.kernels import slot_mapping_extend
-from radixkv.mem_cache import KVPool, PageTable
-from radixkv.mem_cache.errors import ConfigError
+from radixkv.mem_cache import KVCacheInfo, KVPool, PageTable
+from radixkv.mem_cache.device_step import DeviceStep
+from radixkv.mem_cache.errors import BatchRefusedError, ConfigError
 from radixkv.mem_cache.sizes import as_size, num_pages_for
 
+from .attention_backends import AttentionFactory, PagedAttention
 from .batch import Batch
-from .models import LoadedModel, TransformersObject, import_transformers
+from .decode_graphs import DecodeGraphs, default_sizes, padded_inputs
+from .models import TransformersObject, import_transformers
+from .runner_plan import plan_runner
 from .sampler import sample
 from .transformers_attention import ATTENTION, StepMetadata, paged_attention
 
@@ -23,9 +26,9 @@ class TransformersRunner:
     """Computes batches with a transformers model whose code stays untouched.
 
     Only the model's attention function is replaced: K and V go to the runner's pool.
-    A batch runs packed, `[1, num_tokens]`, so nothing is padded. Runners may share one
-    model. To use the model elsewhere, set its attention implementation back; the next
-    `run` takes it over again.
+    A batch runs packed, `[1, num_tokens]`, so nothing is padded but what runs as a CUDA
+    graph. Runners may share one model. To use the model elsewhere, set its attention
+    implementation back; the next `run` takes it over again.
 
     Attributes:
         pool: K and V of all requests.
@@ -41,6 +44,8 @@ class TransformersRunner:
         max_num_requests: int,
         max_context_len: int,
         dtype: torch.dtype | None = None,
+        attention: AttentionFactory = PagedAttention,
+        graph_sizes: Sequence[int] | None = None,
     ) -> None:
         """Make the pool for a model, and put the paged attention into it.
 
@@ -51,141 +56,157 @@ class TransformersRunner:
             max_num_requests: Rows of the request table, as the engine's memory has.
             max_context_len: Longest request, as the engine's memory has.
             dtype: Dtype of K and V; the model's if not given.
+            attention: Makes what attends: `PagedAttention`, `FlashInferAttention`,
+                `FlashAttention`, or a class of your own.
+            graph_sizes: Sizes of the decode batches that run as CUDA graphs; a batch is
+                padded to the next. If not given, up to `max_num_requests` on a GPU, and
+                none elsewhere; none, if empty.
 
         Raises:
-            ConfigError: A size is out of range, transformers is not installed, or the
-                model needs more than full causal attention.
+            BackendUnavailableError: The attention needs what is not installed.
+            ConfigError: A size is out of range, transformers is not installed, the
+                runner would compute other tokens than the model does alone, or the
+                attention takes no such pool or runs in no graphs.
         """
-        _check_supported(model)
-        config = model.config.get_text_config()
-        num_heads = config.num_attention_heads
-        self.pool = KVPool(
+        max_context_len = as_size("max_context_len", max_context_len)
+        plan = plan_runner(
+            model,
             num_pages=num_pages,
             page_size=page_size,
-            num_layers=config.num_hidden_layers,
-            # A model without grouped heads need not name the others.
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-            head_dim=getattr(config, "head_dim", None)
-            or config.hidden_size // num_heads,
-            dtype=dtype or model.dtype,
-            device=model.device,
+            max_context_len=max_context_len,
+            dtype=dtype,
         )
-        max_context_len = as_size("max_context_len", max_context_len)
+        self.pool = KVPool(plan.config, device=model.device)
         self.page_table = PageTable(
             max_num_requests=max_num_requests,
             max_pages_per_request=num_pages_for(max_context_len, page_size),
             device=model.device,
         )
         self._model = model
+        self._windows = plan.windows
+        self._attention = attention(self.pool)
+        if graph_sizes is None:
+            is_on_gpu = self.pool.device.type == "cuda"
+            can_capture = is_on_gpu and self._attention.can_capture
+            graph_sizes = default_sizes(max_num_requests) if can_capture else ()
+        if graph_sizes and not self._attention.can_capture:
+            raise ConfigError(
+                f"{type(self._attention).__name__} cannot run in CUDA graphs, got "
+                f"graph_sizes {list(graph_sizes)}"
+            )
+        self._graphs = DecodeGraphs(self._decode, graph_sizes, self.pool.device)
+        self._graphs_buffer = self.pool.buffer
         # No mask function goes with it: without one, transformers builds no mask.
         import_transformers().AttentionInterface.register(ATTENTION, paged_attention)
 
     def run(self, batch: Batch) -> NDArray[np.int32]:
         """Compute one step and sample; see `ModelRunner`."""
-        sampling = [entry for entry in batch.entries if entry.samples]
+        places = [
+            (entry.request.sampling_params, stop)
+            for entry in batch.entries
+            for stop in range(entry.stop - entry.num_samples + 1, entry.stop + 1)
+        ]
         return sample(
             self.forward(batch),
-            [entry.request.sampling_params for entry in sampling],
-            [entry.stop for entry in sampling],
+            [params for params, _ in places],
+            [stop for _, stop in places],
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute one step, each once and in order, and store its K and V.
 
+        All numbers of a step go to the device in one copy, and nothing waits for it.
+
         Raises:
-            ConfigError: The cache of the batch has other pages than the pool.
+            BatchRefusedError: The cache of the batch has other pages than the pool.
 
         Returns:
-            The logits of the entries that sample, `[num_sampling_entries, vocab_size]`.
+            The logits where the batch samples, `[num_samples, vocab_size]`.
         """
         self._check_sizes(batch)
         # With another attention in place, transformers would ignore the step without a
         # word.
         if self._model.config._attn_implementation != ATTENTION:
             self._model.set_attn_implementation(ATTENTION)
-        step = self._prepare(batch)
-        tokens = self._upload(np.stack([batch.input_ids, batch.positions]))
-        lasts = np.cumsum(batch.kv_cache_info.stops - batch.kv_cache_info.starts) - 1
-        samples = np.array([entry.samples for entry in batch.entries])
-        with torch.inference_mode():
-            output = self._model(
-                input_ids=tokens[:1],
-                position_ids=tokens[1:],
-                use_cache=False,
-                logits_to_keep=self._upload(lasts[samples]),
-                step_metadata=step,
+        info = batch.kv_cache_info
+        self.pool.copy_pages(info.copy_sources, info.copy_targets)
+        size = self._graphs.size_for(batch)
+        samples = batch.sample_indices.astype(np.int32)
+        if size is None:
+            extra = np.concatenate([batch.input_ids, batch.positions, samples])
+            step = self.page_table.apply(info, extra)
+            inputs = step.extra.long()
+            num_tokens = batch.num_tokens
+            return self._compute(
+                step,
+                inputs[:num_tokens],
+                inputs[num_tokens : 2 * num_tokens],
+                inputs[2 * num_tokens :],
             )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        extra = np.concatenate([padded_inputs(batch, size), samples])
+        step = self.page_table.apply(info, extra)
+        num_inputs = len(extra) - len(samples)
+        if self._graphs_buffer is not self.pool.buffer:  # a resize has moved it
+            self._graphs.clear()
+            self._graphs_buffer = self.pool.buffer
+        logits = self._graphs.run(step.extra[:num_inputs])
+        return logits.index_select(0, step.extra[num_inputs:])
 
     def _check_sizes(self, batch: Batch) -> None:
         """Refuse a cache whose slots are not the pool's: its tokens would be wrong."""
         pool, cache = self.pool, batch.cache
         pool_size = pool.num_pages * pool.page_size
         if cache.page_size != pool.page_size or cache.total_size > pool_size:
-            cache.recall(batch.kv_cache_info)
-            raise ConfigError(
+            raise BatchRefusedError(
                 f"the runner has {pool.num_pages} pages of {pool.page_size} slots, got "
                 f"a cache of {cache.total_size} slots with page_size {cache.page_size}"
             )
 
-    def _prepare(self, batch: Batch) -> StepMetadata:
-        info = batch.kv_cache_info
-        self.pool.copy_pages(info.copy_sources, info.copy_targets)
-        self.page_table.apply(info)
-        table = self.page_table.table
-        rows, starts, stops = (
-            torch.tensor(part) for part in (info.rows, info.starts, info.stops)
-        )
-        return StepMetadata(
-            pool=self.pool,
-            page_table=table,
-            slots=slot_mapping_extend(
-                table, rows, starts, stops, page_size=self.pool.page_size
+    def _decode(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Compute a padded decode batch from what is on the device alone.
+
+        Args:
+            inputs: Tokens, starts, rows and stops, int32 `[NUM_INPUTS, size]`.
+        """
+        size = inputs.shape[1]
+        _, starts, rows, stops = inputs
+        step = DeviceStep(
+            # Says how many they are; what else is in it, nobody reads.
+            info=KVCacheInfo.pack(
+                [0] * size, [0] * size, [1] * size, [0] * size, [0] * (size + 1), b""
             ),
+            page_table=self.page_table.table,
             rows=rows,
             starts=starts,
             stops=stops,
-            is_decode=batch.num_tokens == info.num_reqs,
+            backend=self.page_table.backend,
+            extra=inputs,
         )
+        tokens, positions = inputs[:2].long()
+        return self._compute(step, tokens, positions, None)
 
-    def _upload(self, numbers: NDArray[np.integer[Any]]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self.pool.device)
-
-
-def _check_supported(model: TransformersObject) -> None:
-    if isinstance(model, LoadedModel):
-        raise ConfigError("TransformersRunner takes the `model` of a LoadedModel")
-    reason = _unsupported(model)
-    if reason:
-        raise ConfigError(
-            "TransformersRunner supports decoders with full causal attention, "
-            f"got {type(model).__name__} with {reason}"
+    def _compute(
+        self,
+        step: DeviceStep,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        samples: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the logits at the tokens `samples`, or at all if not given."""
+        self._attention.begin_step(step)
+        metadata = StepMetadata(
+            pool=self.pool,
+            slots=step.slot_mapping(page_size=self.pool.page_size),
+            attention=self._attention,
+            windows=self._windows,
         )
-
-
-def _unsupported(model: TransformersObject) -> str | None:
-    """Name what would make the model's tokens wrong in a paged, packed batch."""
-    config = model.config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    rope = getattr(config, "rope_parameters", None)
-    checks = {
-        "an encoder": config.is_encoder_decoder,
-        "attention that is not causal": not all(
-            getattr(part, "is_causal", True) for part in (config, *model.modules())
-        ),
-        f"{sorted(layer_types)} layers": layer_types != {"full_attention"},
-        # Models with layer types keep a window in their config that no layer uses.
-        "a sliding window": not getattr(config, "layer_types", None)
-        and getattr(config, "sliding_window", None),
-        "latent attention (MLA)": getattr(config, "kv_lora_rank", None),
-        "dropout (model.eval() ends it)": model.training,
-        "recurrent layers": model._is_stateful,
-        # The longest request of a batch would change the positions of the others.
-        "rope that depends on the batch": rope
-        and rope.get("rope_type") in ("dynamic", "longrope"),
-        "an attention of its own": not (
-            model._supports_attention_backend and model._can_set_attn_implementation()
-        ),
-    }
-    return next((reason for reason, found in checks.items() if found), None)
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=0 if samples is None else samples,
+                step_metadata=metadata,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits

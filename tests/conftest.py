@@ -1,8 +1,17 @@
-"""Hypothesis profiles; `pytest --hypothesis-profile=NAME` picks another than dev."""
+"""Hypothesis profiles; `pytest --hypothesis-profile=NAME` picks another than dev.
+
+Besides, kernels run in Triton's interpreter, on the CPU, unless a test compiles them:
+that happens in a process of its own, see `kernels/aot.py`.
+"""
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import Phase, settings
+
+# Triton reads it when a kernel, or Triton itself, is imported.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # No deadline: a slow machine must not fail a test.
 settings.register_profile("dev", max_examples=50, deadline=None)

@@ -28,6 +28,9 @@ class BenchConfig:
         mem_fraction: Share of the free memory that the pool takes, in ``(0, 1]``.
         prefix_cache: Whether requests share the pages of their common prefixes.
         chunked_prefill_size: Prompt tokens that a step computes at most.
+        speculative_num_draft_tokens: Tokens that `PromptLookup` may guess a request and
+            step at most; 0 for plain decoding.
+        overlap: Whether the next step is scheduled while the model computes one.
         correctness_test: Whether every output token is compared with the model's own.
         seed: Of the synthetic prompts.
 
@@ -44,6 +47,8 @@ class BenchConfig:
     mem_fraction: float | None = None
     prefix_cache: bool = True
     chunked_prefill_size: int = 2048
+    speculative_num_draft_tokens: int = 0
+    overlap: bool = False
     correctness_test: bool = True
     seed: int = 0
 
@@ -57,6 +62,7 @@ class BenchConfig:
         as_size("output-len", self.output_len)
         as_size("page-size", self.page_size)
         as_size("chunked-prefill-size", self.chunked_prefill_size)
+        as_size("speculative-num-draft-tokens", self.speculative_num_draft_tokens, 0)
         as_size("seed", self.seed, 0)
         as_size("shared-prefix-len", self.shared_prefix_len, 0)
         if self.input_len is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from radixkv.mem_cache import (
 from ..engine import Engine
 from ..limits import SchedulerLimits
 from ..models import LoadedModel, TransformersObject
+from ..prompt_lookup import PromptLookup
 from ..request import Request
 from ..sampling_params import SamplingParams
 from ..scheduler import Scheduler
@@ -43,12 +45,16 @@ class RequestMeasurement:
         output: Generated token ids.
         num_cached_tokens: Prompt tokens that were not computed.
         ttft_s: Seconds from the start of its batch to its first token.
+        num_draft_tokens: Draft tokens that were verified for it.
+        num_accepted_tokens: Those of them that became output.
     """
 
     prompt: NDArray[np.int32]
     output: list[int]
     num_cached_tokens: int
     ttft_s: float
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,9 @@ class BatchMeasurement:
         requests: Each of them.
         decode_steps_s: Seconds of each step that only decoded.
         total_s: Seconds in all.
-        management_s: Seconds of that outside the model runner: scheduler and cache.
+        management_s: Seconds of that in scheduler and cache while the model waited.
         num_retractions: How often a request gave its pages back.
+        hidden_s: Seconds in the scheduler while the model was at work.
     """
 
     requests: list[RequestMeasurement]
@@ -68,6 +75,7 @@ class BatchMeasurement:
     total_s: float
     management_s: float
     num_retractions: int
+    hidden_s: float = 0.0
 
     @property
     def prefill_s(self) -> float:
@@ -88,6 +96,16 @@ class BatchMeasurement:
     def num_output_tokens(self) -> int:
         """Generated tokens of all requests."""
         return sum(len(request.output) for request in self.requests)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens that were verified."""
+        return sum(request.num_draft_tokens for request in self.requests)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Draft tokens that became output."""
+        return sum(request.num_accepted_tokens for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +257,13 @@ class _Bench:
             max_batched_tokens=config.chunked_prefill_size + config.batch_size,
             chunked_prefill_size=config.chunked_prefill_size,
         )
+        num_drafts = config.speculative_num_draft_tokens
         scheduler = Scheduler(
             self.cache,
             limits,
+            drafter=PromptLookup() if num_drafts else None,
+            max_draft_tokens=max(1, num_drafts),
+            overlap=config.overlap,
             eos_token_ids=loaded.eos_token_ids,
             vocab_size=loaded.vocab_size,
         )
@@ -264,23 +286,29 @@ class _Bench:
             Request(f"{name} {i}", prompt, self._params)
             for i, prompt in enumerate(prompts)
         ]
-        ttft_s: dict[str | int, float] = {}
+        ttft_s: dict[Hashable, float] = {}
         decode_steps_s: list[float] = []
         total = len(requests) * self._config.output_len
-        elapsed = management = 0.0
+        elapsed = management = hidden = beside = 0.0
         done = 0
         self._progress(name, done, total)
         for request in requests:
             scheduler.add_request(request)
         for step in self._engine.run():
-            elapsed += step.total_s
-            management += step.schedule_s + step.update_s
+            returned = time.perf_counter()
+            step_s = step.total_s + beside
+            elapsed += step_s
+            management += step.schedule_s - step.hidden_s + step.update_s
+            hidden += step.hidden_s
             for output in step.outputs:
                 ttft_s.setdefault(output.request.request_id, elapsed)
             if not step.num_prefill_tokens:
-                decode_steps_s.append(step.total_s)
-            done += len(step.outputs)
+                decode_steps_s.append(step_s)
+            done += sum(len(output.tokens) for output in step.outputs)
             self._progress(name, done, total)
+            if scheduler.overlap:
+                # The model is at work meanwhile: it would be flattered without this.
+                beside = time.perf_counter() - returned
         return BatchMeasurement(
             requests=[
                 RequestMeasurement(
@@ -288,6 +316,8 @@ class _Bench:
                     output=request.output_tokens,
                     num_cached_tokens=request.num_cached_tokens,
                     ttft_s=ttft_s[request.request_id],
+                    num_draft_tokens=request.num_draft_tokens,
+                    num_accepted_tokens=request.num_accepted_tokens,
                 )
                 for request in requests
             ],
@@ -295,6 +325,7 @@ class _Bench:
             total_s=elapsed,
             management_s=management,
             num_retractions=scheduler.num_retractions - num_retractions,
+            hidden_s=hidden,
         )
 
     def run_chat(self, prompts: PromptSet) -> list[BatchMeasurement]:

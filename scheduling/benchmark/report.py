@@ -33,8 +33,13 @@ class Figures:
         total_s: In all.
         tokens_per_s: Prompt and output tokens a second.
         output_tokens_per_s: Output tokens a second.
-        management_share: Share of the time in scheduler and cache.
+        management_share: Share of the time in scheduler and cache while the model
+            waited.
         num_retractions: How often a request gave its pages back.
+        num_decode_steps: Steps that only decoded.
+        num_draft_tokens: Draft tokens that were verified.
+        num_accepted_tokens: Those of them that became output.
+        hidden_share: Share of the time in the scheduler while the model was at work.
     """
 
     num_prompt_tokens: int
@@ -49,6 +54,10 @@ class Figures:
     output_tokens_per_s: float
     management_share: float
     num_retractions: int
+    num_decode_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    hidden_share: float
 
 
 def figures(batches: list[BatchMeasurement]) -> Figures:
@@ -71,6 +80,10 @@ def figures(batches: list[BatchMeasurement]) -> Figures:
         output_tokens_per_s=output / total_s,
         management_share=sum(batch.management_s for batch in batches) / total_s,
         num_retractions=sum(batch.num_retractions for batch in batches),
+        num_decode_steps=len(steps),
+        num_draft_tokens=sum(batch.num_draft_tokens for batch in batches),
+        num_accepted_tokens=sum(batch.num_accepted_tokens for batch in batches),
+        hidden_share=sum(batch.hidden_s for batch in batches) / total_s,
     )
 
 
@@ -199,6 +212,8 @@ def _batch_table(result: BenchResult) -> Table:
                 f"{total.hit_rate:.1%}",
                 f"{total.management_share:.2%}",
                 str(total.num_retractions),
+                str(total.num_decode_steps),
+                f"{total.num_accepted_tokens} of {total.num_draft_tokens}",
             ]
         )
     names = (
@@ -210,9 +225,18 @@ def _batch_table(result: BenchResult) -> Table:
         "hit rate",
         "time in scheduler and cache",
         "retractions",
+        "decode steps",
+        "drafts accepted",
     )
-    for row in zip(names, *columns, strict=True):
+    rows = list(zip(names, *columns, strict=True))
+    if not result.config.speculative_num_draft_tokens:
+        rows = rows[:-2]  # without drafts, they say nothing new
+    for row in rows:
         table.add_row(*row)
+    if result.config.overlap:
+        totals = [figures(batches) for batches in _batches(result).values()]
+        shares = [f"{total.hidden_share:.2%}" for total in totals]
+        table.add_row("scheduling beside the model", *shares)
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import os
 import pkgutil
 import tomllib
@@ -41,7 +41,7 @@ def test_pyright_is_told_of_each_room() -> None:
     assert {f"src/radixkv/{room}" for room in ROOMS} <= set(settings["include"])
 
 
-def test_s2_14_page_size_is_stored_by_the_allocator_and_the_workers_pool_only() -> None:
+def test_s2_14_page_size_is_stored_by_the_allocator_only() -> None:
     stored_in = {
         path
         for room in ROOMS
@@ -52,7 +52,8 @@ def test_s2_14_page_size_is_stored_by_the_allocator_and_the_workers_pool_only() 
         and "/testing/" not in path  # models of a cache and of a worker
     }
 
-    assert {"mem_cache/allocator.py", "mem_cache/kv_pool.py"} == stored_in
+    # A worker's pool reads that of its config.
+    assert {"mem_cache/allocator.py"} == stored_in
 
 
 def test_s2_1_scheduling_never_allocates_or_frees_pages() -> None:
@@ -81,6 +82,8 @@ def test_s0_9_no_module_holds_state() -> None:
     modules = [
         importlib.import_module(found.name)
         for found in pkgutil.walk_packages(radixkv.__path__, "radixkv.")
+        # Triton has builds for Linux only.
+        if "kernels.triton." not in found.name or importlib.util.find_spec("triton")
     ]
 
     state = [

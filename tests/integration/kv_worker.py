@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         self.page_size = setup.page_size
-        self.pool = KVPool(
+        self.pool = KVPool.uniform(
             num_pages=setup.num_pages,
             page_size=setup.page_size,
             num_layers=1,
@@ -90,7 +90,7 @@ class Worker:
         numbers = (step.info.rows, step.info.starts, step.info.stops)
         for row, start, stop in zip(*(x.tolist() for x in numbers), strict=True):
             known = self.slots(row, max(start - 1, 0), start)
-            value = int(self.pool.k_buffer(0)[known]) if start else 0
+            value = self.values(self.pool.k_buffer(0), known)[0] if start else 0
             values = []
             for _ in range(start, stop):
                 value = chain(value, next(tokens))
@@ -101,12 +101,19 @@ class Worker:
     def slots(self, row: int, start: int, stop: int) -> torch.Tensor:
         numbers = [torch.tensor([x], dtype=torch.int32) for x in (row, start, stop)]
         return slot_mapping_extend(
-            self.page_table.table, *numbers, page_size=self.page_size
+            self.page_table.table,
+            *numbers,
+            page_size=self.page_size,
+            num_tokens=stop - start,
         )
 
     def read(self, slots: list[int]) -> list[list[int]]:
         buffers = (self.pool.k_buffer(0), self.pool.v_buffer(0))
-        return [buffer[slots].flatten().int().tolist() for buffer in buffers]
+        return [self.values(x, torch.tensor(slots, dtype=torch.int64)) for x in buffers]
+
+    def values(self, buffer: torch.Tensor, slots: torch.Tensor) -> list[int]:
+        found = buffer[slots // self.page_size, slots % self.page_size]
+        return found.flatten().int().tolist()
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from radixkv.scheduling.cli import main
 from radixkv.scheduling.models import import_transformers
 
 SMALL = split("--batch-size 2 --input-len 20 --output-len 4")
+DRAFTS = "--speculative-num-draft-tokens"
 
 
 class Cells(list[dict[str, Any]]):
@@ -180,14 +181,33 @@ def test_requests_that_start_together_share_what_chunks_computed_before(
     assert cell["num_wrong_tokens"] == 0
 
 
-def test_a_pool_that_is_too_small_for_all_retracts(bench: Bench) -> None:
+def test_drafts_change_no_token_and_are_counted(bench: Bench) -> None:
+    # Over 2 x 40 tokens, a random model says some of them again.
+    longer = split("--batch-size 2 --input-len 20 --output-len 40")
+
+    cells = [bench(*longer, *args) for args in ((), (DRAFTS, "3"))]
+    plain, cell = cells[0][0], cells[1][0]
+
+    assert outputs_of(plain) == outputs_of(cell)
+    assert (cell["speculative_num_draft_tokens"], cell["num_wrong_tokens"]) == (3, 0)
+    assert cell["cold"]["num_draft_tokens"] > 0
+    assert plain["cold"]["num_draft_tokens"] == 0
+    assert plain["cold"]["num_decode_steps"] == 39
+    assert cell["cold"]["num_decode_steps"] <= 39
+    shown = ["drafts accepted" in printed.text for printed in cells]
+    assert [False, True] == shown
+
+
+def test_in_a_pool_that_is_too_small_for_all_some_wait(bench: Bench) -> None:
     small = split("--batch-size 3 --input-len 14 --output-len 12 --num-pages 20")
 
     (cell,) = bench(*small, "--page-size", "3")
 
     assert cell["num_pages"] == 20
-    assert cell["cold"]["num_retractions"] > 0
+    assert cell["cold"]["num_retractions"] == 0
     assert cell["num_wrong_tokens"] == 0
+    # Nobody can run with the other two: one begins when another one ends.
+    assert cell["cold"]["num_decode_steps"] > 12
 
 
 def test_a_share_of_the_memory_becomes_pages(bench: Bench) -> None:
@@ -196,6 +216,18 @@ def test_a_share_of_the_memory_becomes_pages(bench: Bench) -> None:
     page_bytes = 2 * 2 * 2 * 16 * 4 * cell["page_size"]
     assert cell["pool_bytes"] == (cell["num_pages"] + 1) * page_bytes
     assert cell["num_pages"] > 100
+
+
+def test_overlap_changes_no_token_and_says_what_it_hides(bench: Bench) -> None:
+    options = split("--batch-size 3 --input-len 40 --output-len 5 --page-size 4")
+    plain, overlapped = bench(*options), bench(*options, "--overlap")
+
+    for batch in ("cold", "warm"):
+        assert outputs_of(plain[0], batch) == outputs_of(overlapped[0], batch)
+    assert overlapped[0]["num_wrong_tokens"] == 0
+    assert plain[0]["cold"]["hidden_share"] == 0
+    assert "scheduling beside the model" not in plain.text
+    assert "scheduling beside the model" in overlapped.text
 
 
 def test_the_seed_makes_the_prompts(bench: Bench) -> None:
@@ -483,7 +515,7 @@ def test_real_prompts_may_end_early_and_synthetic_lengths_are_exact() -> None:
 
 
 def test_the_times_are_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that ticks once for each part of a step."""
+    """With a clock that ticks whenever it is read, six times until a step is over."""
     ticking = partial(Engine, clock=count().__next__)
     monkeypatch.setattr(one_batch, "Engine", ticking)
     prompts = synthetic_prompts(2, 8, 0, vocab_size=512, seed=0)
@@ -494,10 +526,10 @@ def test_the_times_are_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> No
     cold = bench_one_batch(config, load_model("tiny"), prompts).cold
 
     # a is computed, then b beside the first decode of a, and then both decode.
-    assert [3, 6] == [request.ttft_s for request in cold.requests]
-    assert cold.prefill_s == 6
-    assert [3, 3, 3] == cold.decode_steps_s
-    assert (15, 10) == (cold.total_s, cold.management_s)
+    assert [6, 12] == [request.ttft_s for request in cold.requests]
+    assert cold.prefill_s == 12
+    assert [6, 6, 6] == cold.decode_steps_s
+    assert (30, 10, 0) == (cold.total_s, cold.management_s, cold.hidden_s)
 
 
 def test_progress_is_told_of_every_part_and_reaches_its_end() -> None:

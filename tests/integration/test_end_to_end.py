@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ from numpy.typing import NDArray
 
 from radixkv.mem_cache import ChunkCache, MemoryManager, PrefixCache, RadixCache
 from radixkv.scheduling import (
+    RETRACTION_POLICIES,
+    SCHEDULING_POLICIES,
     Batch,
     Engine,
+    Estimate,
     LoadedModel,
+    PromptLookup,
     Request,
     SamplingParams,
     Scheduler,
@@ -48,6 +54,7 @@ class Server:
     is_cached: bool = True
     chunk: int = 64
     partial_pages: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def start(self) -> Engine:
         num_pages = -(-self.num_slots // self.page_size)
@@ -67,7 +74,7 @@ class Server:
             max_context_len=96,
         )
         limits = SchedulerLimits(chunked_prefill_size=self.chunk)
-        return Engine(Scheduler(cache, limits), runner)
+        return Engine(Scheduler(cache, limits, **self.options), runner)
 
 
 def requests_of(params: SamplingParams = GREEDY) -> list[Request]:
@@ -173,7 +180,9 @@ def test_tokens_are_the_same_after_a_retraction(
 ) -> None:
     longer = SamplingParams(24)
     prompts = [list(range(first, first + 60)) for first in range(0, 500, 100)]
-    engine = Server(tiny, page_size, num_slots, is_cached).start()
+    gambler = Estimate(initial_ratio=0.01, min_ratio=0)
+    options = {"admission": gambler}
+    engine = Server(tiny, page_size, num_slots, is_cached, options=options).start()
 
     requests = engine.generate(Request(i, p, longer) for i, p in enumerate(prompts))
 
@@ -185,17 +194,27 @@ def test_tokens_are_the_same_after_a_retraction(
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("seed", range(3))
-def test_tokens_do_not_depend_on_when_requests_arrive(
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_do_not_depend_on_the_schedule(
     tiny: LoadedModel,
     greedy: list[list[int]],
     random: list[list[int]],
     page_size: int,
     seed: int,
 ) -> None:
+    """Chunks, policies, retractions, overlap and drafts change no token."""
     chance = Random(seed)
     chunk, num_slots = chance.choice([2, 7, 64]), chance.choice([128, 192, 512])
-    engine = Server(tiny, page_size, num_slots, chunk=chunk).start()
+    gambler = Estimate(initial_ratio=0.01, min_ratio=0)
+    options = {
+        "policy": chance.choice(sorted(SCHEDULING_POLICIES)),
+        "admission": chance.choice(["worst-case", gambler]),
+        "retraction": chance.choice(sorted(RETRACTION_POLICIES)),
+        "preempts": chance.random() < 0.5,
+        "overlap": seed % 2 == 0,
+        "drafter": PromptLookup() if seed % 3 == 0 else None,
+    }
+    engine = Server(tiny, page_size, num_slots, chunk=chunk, options=options).start()
     calm, wild = requests_of(), requests_of(RANDOM)
     for i, request in enumerate(wild):
         request.request_id = f"random {i}"
@@ -206,6 +225,7 @@ def test_tokens_do_not_depend_on_when_requests_arrive(
         if arriving and chance.random() < 0.5:
             engine.scheduler.add_request(arriving.pop())
         engine.step()
+    engine.close()
 
     assert greedy == outputs_of(calm)
     assert random == outputs_of(wild)

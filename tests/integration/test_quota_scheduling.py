@@ -7,6 +7,7 @@ import pytest
 from radixkv.mem_cache import LengthError, MemoryManager, RadixCache
 from radixkv.scheduling import (
     Engine,
+    Estimate,
     FinishReason,
     NullRunner,
     Request,
@@ -92,3 +93,43 @@ def test_all_end_although_ceilings_and_floors_let_few_run_at_a_time(
             assert cache.namespace_stats(namespace).used_size <= ceiling * page_size
 
     assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
+    # What was set aside for each was there when it needed it.
+    assert engine.scheduler.num_retractions == 0
+
+
+def test_a_ceiling_that_is_too_low_for_all_takes_pages_back_only_there() -> None:
+    """With an estimate, both tenants start more than they can carry to the end."""
+    memory = MemoryManager(20, 1, max_num_requests=8, max_context_len=64)
+    cache = RadixCache(memory)
+    cache.set_quota("a", ceiling_size=8)
+    gamble = Estimate(initial_ratio=0.01, min_ratio=0)
+    engine = Engine(Scheduler(cache, admission=gamble), NullRunner(99))
+    requests = [
+        make_request(f"{namespace}{i}", 1, 7, namespace)
+        for i in range(2)
+        for namespace in ("a", "b")
+    ]
+
+    engine.generate(requests)
+
+    retracted = [r.request_id for r in requests if r.num_retractions]
+    assert retracted == ["a1"]
+    assert all(request.num_output_tokens == 7 for request in requests)
+
+
+def test_a_flood_of_one_tenant_does_not_keep_the_others_waiting() -> None:
+    cache, engine = make_engine(64, 2)
+    cache.set_quota("a", ceiling_size=8)
+    flood = [make_request(f"a{i}", 3, 4, "a") for i in range(40)]
+    others = [make_request(f"b{i}", 3, 4, f"b{i % 2}") for i in range(8)]
+    for request in [*flood, *others]:
+        engine.scheduler.add_request(request)
+
+    while any(request.finish_reason is None for request in others):
+        engine.step()
+
+    num_done = sum(request.finish_reason is not None for request in flood)
+    assert num_done <= 4
+    for _ in engine.run():
+        pass
+    assert all(request.num_output_tokens == 4 for request in flood)

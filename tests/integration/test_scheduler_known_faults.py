@@ -30,6 +30,7 @@ def make(
     num_rows: int = 8,
     chunk: int = 2048,
     max_running: int = 256,
+    max_deferrals: int = 256,
     is_cached: bool = True,
 ) -> CheckedScheduler:
     """Make a pool of `num_slots` usable slots and its scheduler."""
@@ -40,7 +41,9 @@ def make(
         num_rows=num_rows,
         max_len=num_slots,
         limits=SchedulerLimits(
-            max_running_requests=max_running, chunked_prefill_size=chunk
+            max_running_requests=max_running,
+            chunked_prefill_size=chunk,
+            max_deferrals=max_deferrals,
         ),
     )
 
@@ -99,6 +102,7 @@ def fail_once(
     patch: pytest.MonkeyPatch, checked: CheckedScheduler, method: str
 ) -> None:
     """Let one call of the cache find no room, whatever is free."""
+    checked.proves = False
     cache = checked.cache
     work = getattr(cache, method)
 
@@ -257,7 +261,7 @@ def test_b161_a_step_that_ends_late_ends_once() -> None:
         lambda: checked.scheduler.update(batch, np.array([1], np.int32)),
         lambda: checked.scheduler.cancel(batch),
     ):
-        with pytest.raises(RequestStateError, match="the batch that schedule"):
+        with pytest.raises(RequestStateError, match="oldest batch that schedule"):
             late_call()
 
     assert before == sizes(checked)
@@ -374,14 +378,24 @@ def test_b51_a_prompt_of_one_token_is_one_chunk(page_size: int) -> None:
 
 
 def test_b54_nobody_hits_what_the_same_step_computes() -> None:
+    """The second is put off until the first has computed what both need."""
     checked = make(64, 4)
+    add(checked, span(1, 9), 4)
+    waiting = add(checked, span(1, 9), 4)
+
+    assert [(0, 0, 9)] == spans(checked)
+    assert waiting.kv is None
+    checked.run()
+    add(checked, span(1, 9), 4)
+    assert [(0, 9, 10), (1, 8, 9), (2, 8, 9)] == spans(checked)
+
+
+def test_b54_nobody_waits_who_may_not() -> None:
+    checked = make(64, 4, max_deferrals=0)
     add(checked, span(1, 9), 4)
     add(checked, span(1, 9), 4)
 
     assert [(0, 0, 9), (1, 0, 9)] == spans(checked)
-    checked.run()
-    add(checked, span(1, 9), 4)
-    assert (2, 8, 9) == spans(checked)[-1]
 
 
 def test_b56_who_waited_is_matched_again() -> None:
@@ -454,14 +468,15 @@ def test_b88_a_failed_allocation_puts_a_request_back_in_its_place(
     with monkeypatch.context() as patch:
         fail_once(patch, checked, "alloc_for_extend")
 
-        assert [(running.request_id, 3, 4)] == spans(checked)
+        expected = [(running.request_id, 3, 4), (behind.request_id, 0, 8)]
+        assert expected == spans(checked)
 
     assert (request.kv, request.status) == (None, RequestStatus.WAITING)
-    assert num_free_rows(checked) == 7
+    assert num_free_rows(checked) == 6
     assert sizes(checked)["L"] == 0
     checked.run()
     ids = [request_id for request_id, _, _ in spans(checked)]
-    assert [running.request_id, request.request_id, behind.request_id] == ids
+    assert [running.request_id, behind.request_id, request.request_id] == ids
     assert request.num_cached_tokens == 4
     checked.run()
     checked.drain()

@@ -58,13 +58,17 @@ class FakeKV:
 
     committed_len: int = 0
     allocated_len: int = 0
+    num_pages: int = 0
 
 
 class FakeCache:
     """The least that a scheduler needs: endless memory, and a log of the calls."""
 
+    shares_prefixes = False
+
     def __init__(self) -> None:
         self.page_size = 1
+        self.version = 0
         self.total_size = self.available_size = 10**6
         self.evictable_size = 0
         self.memory = SimpleNamespace(max_context_len=10**6)
@@ -75,6 +79,11 @@ class FakeCache:
 
     def match_prefix(self, tokens: object, namespace: Hashable = None) -> int:
         return 0
+
+    def admission_obstacle(
+        self, tokens: object, max_len: int, **options: object
+    ) -> None:
+        return None
 
     def admit(
         self,

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from radixkv.mem_cache import ConfigError, KVCacheInfo, LengthError, PrefixCache
+from radixkv.mem_cache import (
+    BatchRefusedError,
+    ChunkedLocalAttentionSpec,
+    ConfigError,
+    KVCacheInfo,
+    LengthError,
+    PrefixCache,
+)
 from radixkv.scheduling.batch import Batch, BatchEntry
 from radixkv.scheduling.models import (
     TransformersObject,
@@ -40,10 +47,6 @@ class Pages:
         self.rows: dict[Request, int] = {}
         self.pages: dict[Request, list[int]] = {}
         self.num_sent: dict[Request, int] = {}
-        self.recalled: list[KVCacheInfo] = []
-
-    def recall(self, info: KVCacheInfo) -> None:
-        self.recalled.append(info)
 
     def admit(self, request: Request, prefix_pages: list[int] | None = None) -> None:
         # Rows are handed out from the last to the first, so that none is the index.
@@ -72,7 +75,10 @@ class Pages:
             page_indptr=indptr,
             new_pages=np.array(new_pages, np.int32).tobytes(),
         )
-        entries = tuple(BatchEntry(*span) for span in spans)
+        entries = tuple(
+            BatchEntry(request, start, stop, int(stop == request.num_tokens))
+            for request, start, stop in spans
+        )
         # The runner asks the cache for its sizes only: the rest is in the message.
         return Batch(entries, info, cast(PrefixCache, self))
 
@@ -121,7 +127,7 @@ class Server:
         left = iter(tokens)
         for entry in batch.entries:
             self.computed[entry.request] = entry.stop
-            if entry.samples:
+            if entry.num_samples:
                 entry.request.append(next(left))
 
 
@@ -186,7 +192,7 @@ def test_logits_equal_the_plain_models(page_size: int) -> None:
 
     while (batch := server.next_batch(chunk=5)) is not None:
         logits = runner.forward(batch)
-        sampling = [entry for entry in batch.entries if entry.samples]
+        sampling = [entry for entry in batch.entries if entry.num_samples]
         assert len(sampling) == len(logits)
         for entry, actual in zip(sampling, logits, strict=True):
             expected = plain_logits(plain, entry.request.tokens.tolist())
@@ -202,6 +208,7 @@ def test_logits_equal_the_plain_models(page_size: int) -> None:
         ("Qwen2", {"num_key_value_heads": 1}),
         ("Mistral", {"num_key_value_heads": 4, "sliding_window": None}),
         ("GPT2", {}),
+        ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
     ],
 )
 def test_other_models_work_untouched(kind: str, options: dict[str, object]) -> None:
@@ -210,6 +217,100 @@ def test_other_models_work_untouched(kind: str, options: dict[str, object]) -> N
     expected = [generate_reference(model, prompt, NUM_NEW_TOKENS) for prompt in prompts]
 
     assert expected == serve(make_runner(model), prompts, chunk=7)
+
+
+WINDOWED: list[tuple[str, dict[str, object]]] = [
+    ("Mistral", {"num_key_value_heads": 2, "sliding_window": 8}),
+    (
+        "Qwen3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    (
+        "Gemma2",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 2,
+            "attn_logit_softcapping": 2.0,
+        },
+    ),
+    (
+        "Gemma3Text",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 2,
+        },
+    ),
+]
+
+windowed = pytest.mark.parametrize(
+    ("kind", "options"), WINDOWED, ids=[kind for kind, _ in WINDOWED]
+)
+
+
+@windowed
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (3, 7), (16, 1)])
+def test_windows_and_soft_caps_give_the_logits_of_the_model(
+    kind: str, options: dict[str, object], page_size: int, chunk: int
+) -> None:
+    plain = make_model(kind, **options)
+    # Torch's own fast attention has no soft cap.
+    plain.set_attn_implementation("eager")
+    runner = make_runner(make_model(kind, **options), page_size)
+    server = Server(runner, [[1, 2, 3], list(range(33))])
+
+    while (batch := server.next_batch(chunk)) is not None:
+        logits = runner.forward(batch)
+        sampling = [entry for entry in batch.entries if entry.num_samples]
+        for entry, actual in zip(sampling, logits, strict=True):
+            expected = plain_logits(plain, entry.request.tokens.tolist())
+            error = (actual - expected).abs().max() / expected.abs().max()
+            assert error < 1e-5
+        server.finish(batch, logits.argmax(-1).tolist())
+
+
+@windowed
+def test_windows_and_soft_caps_give_the_tokens_of_generate(
+    kind: str, options: dict[str, object]
+) -> None:
+    model = make_model(kind, **options)
+    prompts = [[1, 2, 3], list(range(33))]
+    expected = [generate_reference(model, prompt, NUM_NEW_TOKENS) for prompt in prompts]
+
+    assert expected == serve(make_runner(model), prompts, chunk=7)
+
+
+@windowed
+def test_a_window_matters_in_these_models(
+    kind: str, options: dict[str, object]
+) -> None:
+    longer = {**options, "sliding_window": 64}
+
+    logits = [
+        plain_logits(make_model(kind, **each), list(range(33)))
+        for each in (options, longer)
+    ]
+
+    assert (logits[0] - logits[1]).abs().max() > 1e-3 * logits[0].abs().max()
+
+
+def test_layers_of_a_pool_are_named_as_the_modules_of_the_model(
+    tiny: TransformersObject,
+) -> None:
+    pool = make_runner(tiny).pool
+
+    assert ["model.layers.0.self_attn", "model.layers.1.self_attn"] == list(pool.layers)
+    assert (257, 3, 2, 16) == pool.k_buffer(1).shape
 
 
 def test_a_request_continues_on_pages_that_another_one_filled(
@@ -298,7 +399,7 @@ def test_a_pool_of_lower_precision_holds_what_it_was_given(
 
     logits = runner.forward(pages.step((request, 0, 20)))[0]
 
-    assert torch.bfloat16 == runner.pool.dtype
+    assert torch.bfloat16 == runner.pool.k_buffer(0).dtype
     cosine = torch.cosine_similarity(
         logits, plain_logits(load_model("tiny").model, PROMPTS[2]), 0
     )
@@ -367,11 +468,24 @@ def test_a_longer_request_than_the_table_has_room_for_is_refused(
     ("kind", "options", "reason"),
     [
         (
-            "Qwen3",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "'sliding_attention'",
+            "Llama4Text",
+            {"num_key_value_heads": 2, "head_dim": 8},
+            "['chunked_attention'] layers",
         ),
-        ("Mistral", {"sliding_window": 8}, "a sliding window"),
+        ("GptOss", {"num_key_value_heads": 2, "head_dim": 8}, "attention sinks"),
+        (
+            "Gemma3nText",
+            {
+                "num_hidden_layers": 4,
+                "num_kv_shared_layers": 2,
+                "num_key_value_heads": 2,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 64,
+                "activation_sparsity_pattern": None,
+            },
+            "layers that read K and V of others",
+        ),
         ("DeepseekV3", {"kv_lora_rank": 8}, "latent attention"),
         ("Mamba", {}, "'linear_attention'"),
         ("Bloom", {}, "an attention of its own"),
@@ -387,18 +501,55 @@ def test_a_longer_request_than_the_table_has_room_for_is_refused(
             },
             "rope that depends on the batch",
         ),
+        (
+            "Gemma3Text",
+            {
+                "head_dim": 8,
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "dynamic",
+                        "factor": 2.0,
+                        "rope_theta": 1e4,
+                    },
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+            "rope that depends on the batch",
+        ),
     ],
 )
-def test_a_model_kind_that_needs_more_than_full_attention_is_refused(
+def test_a_model_kind_that_needs_what_a_runner_has_not_is_refused(
     kind: str, options: dict[str, object], reason: str
 ) -> None:
     with torch.device("meta"):
         model = make_model(kind, **options)
 
-    with pytest.raises(ConfigError, match="full causal attention, got") as refusal:
+    with pytest.raises(ConfigError, match="or in windows, got") as refusal:
         make_runner(model)
 
     assert reason in str(refusal.value)
+
+
+def test_a_loaded_model_is_not_the_model() -> None:
+    with pytest.raises(ConfigError, match="takes the `model` of a LoadedModel"):
+        make_runner(load_model("tiny"))
+
+
+def test_a_layer_that_keeps_neither_all_nor_a_window_is_refused(
+    tiny: TransformersObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ChunkedLocalAttentionSpec(
+        page_size=3, num_kv_heads=2, head_dim=16, chunk_size=4, dtype="float32"
+    )
+    monkeypatch.setattr(
+        "radixkv.scheduling.runner_plan.get_kv_cache_spec",
+        lambda model, **options: {"layers.0": spec},
+    )
+
+    with pytest.raises(
+        ConfigError, match=r"got ChunkedLocalAttentionSpec for layers\.0"
+    ):
+        make_runner(tiny)
 
 
 @pytest.mark.parametrize(
@@ -415,9 +566,15 @@ def test_a_model_in_a_state_that_no_pool_holds_is_refused(
         make_runner(model)
 
 
-@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("s_aux", r"got Qwen3Attention with \['s_aux'\]"),
+        ("position_bias", r"got Qwen3Attention with \['position_bias'\]"),
+    ],
+)
 def test_a_layer_that_asks_for_another_attention_is_refused(
-    tiny: TransformersObject, option: str
+    tiny: TransformersObject, option: str, message: str
 ) -> None:
     runner = make_runner(tiny)
     pages = Pages(3, 256)
@@ -428,10 +585,23 @@ def test_a_layer_that_asks_for_another_attention_is_refused(
     layer.forward = lambda *args, **kwargs: plain(*args, **{**kwargs, option: 8})
 
     try:
-        with pytest.raises(ConfigError, match="supported is plain causal attention"):
+        with pytest.raises(ConfigError, match=message):
             runner.run(pages.step((request, 0, 3)))
     finally:
         del layer.forward
+
+
+def test_a_layer_with_another_window_than_its_config_says_is_refused(
+    tiny: TransformersObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(tiny)
+    pages = Pages(3, 256)
+    request = Request("a", [1, 2, 3])
+    pages.admit(request)
+    monkeypatch.setattr(tiny.model.layers[1].self_attn, "sliding_window", 8)
+
+    with pytest.raises(ConfigError, match=r"layers\.1\.self_attn must be None.* got 8"):
+        runner.run(pages.step((request, 0, 3)))
 
 
 @pytest.mark.parametrize("pages", [Pages(4, 8), Pages(3, 257)], ids=["size", "number"])
@@ -442,6 +612,8 @@ def test_a_cache_with_other_pages_is_refused(
     pages.admit(request)
     batch = pages.step((request, 0, 3))
 
-    with pytest.raises(ConfigError, match="the runner has 256 pages of 3 slots"):
-        make_runner(tiny, page_size=3).run(batch)
-    assert [batch.kv_cache_info] == pages.recalled  # it was not applied
+    runner = make_runner(tiny, page_size=3)
+
+    with pytest.raises(BatchRefusedError, match="the runner has 256 pages of 3 slots"):
+        runner.run(batch)
+    assert not runner.page_table.table.any()  # its message was not applied

@@ -1,30 +1,24 @@
-"""Copying pages: all at a time, the given targets change, and no other slot."""
+"""Copying pages: all at a time, the given targets change, and no other page."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.kernels import copy_pages
+from radixkv.kernels import PageBuffers, copy_pages
+from radixkv.kernels.page_copy import SAVED, plan_copies
 
 copies_of_ten = st.dictionaries(st.integers(0, 9), st.integers(0, 9))
 """Source page by target page: every chain and every cycle among ten pages."""
 
 
-def pages(numbers: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(numbers), dtype=torch.int32)
-
-
-def loop(buffer: torch.Tensor, copies: dict[int, int], page_size: int) -> torch.Tensor:
-    """The definition, slot by slot."""
+def loop(buffer: torch.Tensor, copies: dict[int, int]) -> torch.Tensor:
+    """The definition, page by page."""
     after = buffer.clone()
     for target, source in copies.items():
-        for i in range(page_size):
-            after[target * page_size + i] = buffer[source * page_size + i]
+        after[target] = buffer[source]
     return after
 
 
@@ -35,7 +29,7 @@ def loop(buffer: torch.Tensor, copies: dict[int, int], page_size: int) -> torch.
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]),
     seed=st.integers(0, 999),
 )
-def test_copies_equal_a_walk_over_the_slots(
+def test_copies_equal_a_walk_over_the_pages(
     copies: dict[int, int],
     page_size: int,
     dims: list[tuple[int, int]],
@@ -45,36 +39,23 @@ def test_copies_equal_a_walk_over_the_slots(
     generator = torch.Generator().manual_seed(seed)
     # One guard page on each side of a buffer.
     around = [
-        torch.randint(0, 100, (12 * page_size, *dim), generator=generator).to(dtype)
+        torch.randint(0, 100, (12, page_size, *dim), generator=generator).to(dtype)
         for dim in dims[:4]
     ]
-    buffers = [buffer[page_size:-page_size] for buffer in around]
+    buffers = [buffer[1:-1] for buffer in around]
     expected = [buffer.clone() for buffer in around]
     for buffer in expected:
-        inside = buffer[page_size:-page_size]
-        inside[:] = loop(inside, copies, page_size)
+        buffer[1:-1] = loop(buffer[1:-1], copies)
 
-    copy_pages(buffers, pages(copies.values()), pages(copies), page_size=page_size)
+    copy_pages(PageBuffers(buffers), list(copies.values()), list(copies))
 
     assert all(map(torch.equal, expected, around))
 
 
-@given(copies=copies_of_ten, page_size=st.sampled_from([1, 3]))
-def test_one_tensor_of_all_layers_is_a_list_of_them(
-    copies: dict[int, int], page_size: int
-) -> None:
-    stacked = torch.arange(3.0 * 10 * page_size).view(3, 10 * page_size, 1, 1)
-    expected = torch.stack([loop(buffer, copies, page_size) for buffer in stacked])
-
-    copy_pages(stacked, pages(copies.values()), pages(copies), page_size=page_size)
-
-    assert torch.equal(expected, stacked)
-
-
 def test_two_pages_change_places() -> None:
-    buffer = torch.arange(6.0).view(6, 1, 1)
+    buffer = torch.arange(6.0).view(3, 2)
 
-    copy_pages([buffer], pages([1, 2]), pages([2, 1]), page_size=2)
+    copy_pages(PageBuffers([buffer]), [1, 2], [2, 1])
 
     assert [0, 1, 4, 5, 2, 3] == buffer.flatten().tolist()
 
@@ -83,9 +64,53 @@ def test_two_pages_change_places() -> None:
 def test_b131_pages_are_addressed_past_2_31_elements(target: int) -> None:
     # 1,024 elements a slot in pages of 64: page 32,768 begins at element 2**31. One
     # byte an element, of which the system provides only what is touched.
-    buffer = torch.empty(64 * (2**15 + 1), 1, 1024, dtype=torch.int8)
-    buffer[64:128] = 5
+    buffer = torch.empty(2**15 + 1, 64, 1024, dtype=torch.int8)
+    buffer[1] = 5
 
-    copy_pages([buffer], pages([1]), pages([target]), page_size=64)
+    copy_pages(PageBuffers([buffer]), [1], [target])
 
     assert (buffer.view(-1)[65536 * target : 65536 * (target + 1)] == 5).all()
+
+
+@given(copies=copies_of_ten)
+def test_a_plan_reads_each_page_before_it_is_written(copies: dict[int, int]) -> None:
+    before = [f"page {page}" for page in range(10)]
+    pages = before.copy()
+
+    groups = plan_copies(copies)
+
+    for group in groups:
+        saved = "nothing"
+        for source, target in group:
+            read = saved if source == SAVED else pages[source]
+            if target == SAVED:
+                saved = read
+            else:
+                pages[target] = read
+    assert [before[copies.get(page, page)] for page in range(10)] == pages
+
+
+@given(copies=copies_of_ten)
+def test_groups_of_a_plan_can_run_at_the_same_time(copies: dict[int, int]) -> None:
+    groups = plan_copies(copies)
+
+    written = [{to for _, to in group if to != SAVED} for group in groups]
+    read = [{source for source, _ in group if source != SAVED} for group in groups]
+    for i, one in enumerate(written):
+        for j in range(len(groups)):
+            assert i == j or one.isdisjoint(read[j] | written[j])
+
+
+def test_a_plan_for_thousands_of_pages_nests_nothing() -> None:
+    count = 20_000
+    chain = {page: page - 1 for page in range(1, count)}
+
+    (steps,) = plan_copies(chain)
+    (cycle,) = plan_copies(chain | {0: count - 1})
+
+    assert steps == [(page - 1, page) for page in range(count - 1, 0, -1)]
+    assert len(cycle) == count + 1
+
+
+def test_copies_that_have_no_page_in_common_are_a_group_each() -> None:
+    assert [[(5, 1)], [(5, 2)], [(7, 3)]] == plan_copies({1: 5, 2: 5, 3: 7, 4: 4})

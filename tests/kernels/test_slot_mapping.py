@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.kernels import slot_mapping_decode, slot_mapping_extend
+from radixkv.kernels import last_loc, slot_mapping_decode, slot_mapping_extend
 
 PAGE_SIZES = st.sampled_from([1, 2, 3, 16])
 WIDTH = 5
@@ -53,12 +53,19 @@ def test_extend_equals_walk_over_positions(
         for slot in walk(table.numpy().tolist(), row, start, stop, page_size)
     ]
 
+    padding = data.draw(st.integers(0, 3))
+
     slots = slot_mapping_extend(
-        table, int32(rows), int32(starts), int32(stops), page_size=page_size
+        table,
+        int32(rows),
+        int32(starts),
+        int32(stops),
+        page_size=page_size,
+        num_tokens=len(expected) + padding,
     )
 
     assert slots.dtype == torch.int64
-    assert expected == slots.numpy().tolist()
+    assert [*expected, *[0] * padding] == slots.numpy().tolist()
 
 
 @given(
@@ -92,6 +99,30 @@ def test_decode_equals_walk_over_positions(
     assert expected == slots.numpy().tolist()
 
 
+@given(
+    page_size=PAGE_SIZES,
+    num_rows=st.integers(1, 6),
+    seed=st.integers(0, 999),
+    data=st.data(),
+)
+def test_last_loc_is_the_slot_before_the_first_position(
+    page_size: int, num_rows: int, seed: int, data: st.DataObject
+) -> None:
+    table = scattered_table(num_rows, seed)
+    rows = list(data.draw(st.permutations(range(num_rows))))
+    starts = [data.draw(st.integers(0, WIDTH * page_size)) for _ in rows]
+    cells = table.numpy().tolist()
+    expected = [
+        walk(cells, row, start - 1, start, page_size)[0] if start else -1
+        for row, start in zip(rows, starts, strict=True)
+    ]
+
+    slots = last_loc(table, int32(rows), int32(starts), page_size=page_size)
+
+    assert slots.dtype == torch.int64
+    assert expected == slots.numpy().tolist()
+
+
 def test_decode_maps_one_token_unless_told() -> None:
     slots = slot_mapping_decode(
         int32([5, 6]).view(1, 2), int32([0]), int32([3]), page_size=2
@@ -103,7 +134,9 @@ def test_decode_maps_one_token_unless_told() -> None:
 def test_b136_slots_of_a_row_need_not_be_neighbours() -> None:
     table = int32([9, 4, 7, 1]).view(1, 4)
 
-    slots = slot_mapping_extend(table, int32([0]), int32([1]), int32([4]), page_size=1)
+    slots = slot_mapping_extend(
+        table, int32([0]), int32([1]), int32([4]), page_size=1, num_tokens=3
+    )
 
     assert slots.numpy().tolist() == [4, 7, 1]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -34,6 +34,7 @@ from radixkv.scheduling import (
 from .label_runner import LabelRunner
 
 VOCAB_SIZE = 3
+FINISHED = RequestStatus.FINISHED
 EOS_TOKEN_IDS = (2,)
 
 
@@ -42,7 +43,7 @@ def serial_output(prompt: Sequence[int], params: SamplingParams) -> list[int]:
     runner = NullRunner(VOCAB_SIZE)
     tokens = list(prompt)
     while len(tokens) - len(prompt) < params.max_new_tokens:
-        entry = BatchEntry(Request("alone", tokens), 0, len(tokens))
+        entry = BatchEntry(Request("alone", tokens), 0, len(tokens), 1)
         batch = cast(Batch, SimpleNamespace(entries=[entry]))
         tokens += runner.run(batch).tolist()
         if tokens[-1] in EOS_TOKEN_IDS and not params.ignore_eos:
@@ -66,6 +67,7 @@ class CheckedScheduler:
         num_rows: int,
         max_len: int,
         limits: SchedulerLimits,
+        **options: Any,  # noqa: ANN401 - those of Scheduler
     ) -> None:
         memory = MemoryManager(
             num_pages, page_size, max_num_requests=num_rows, max_context_len=max_len
@@ -73,24 +75,45 @@ class CheckedScheduler:
         self.cache: PrefixCache = (
             RadixCache(memory) if is_cached else ChunkCache(memory)
         )
-        self.scheduler = Scheduler(self.cache, limits, eos_token_ids=EOS_TOKEN_IDS)
-        self.runner = LabelRunner(self.cache, VOCAB_SIZE)
-        self.batch: Batch | None = None
+        self.overlap = bool(options.get("overlap"))
+        self.preempts = bool(options.get("preempts"))
+        self.drafts = options.get("drafter") is not None
+        # Whoever sets all aside that may be needed retracts nobody, unless for others.
+        self.proves = options.get("admission", "worst-case") == "worst-case"
+        self.scheduler = Scheduler(
+            self.cache, limits, eos_token_ids=EOS_TOKEN_IDS, **options
+        )
+        self.runner = LabelRunner(self.cache, VOCAB_SIZE, is_late=self.overlap)
+        self.batches: deque[Batch] = deque()
         self.requests: list[Request] = []
         self.expected: dict[Request, list[int]] = {}
         self.streamed: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
-        self.hits: dict[Request, int] = {}
         self.num_computed: Counter[Request] = Counter()
         self.seen: Counter[str] = Counter()
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that runs next."""
+        return self.batches[0] if self.batches else None
+
+    @property
+    def may_schedule(self) -> bool:
+        return len(self.batches) < 1 + self.overlap
 
     # What a client does -----------------------------------------------------
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams, namespace: Hashable = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        namespace: Hashable = None,
+        priority: int = 0,
     ) -> None:
         """Submit a request; one that can never fit must be refused."""
-        request = Request(len(self.requests), prompt, params, namespace=namespace)
+        request = Request(
+            len(self.requests), prompt, params, namespace=namespace, priority=priority
+        )
         needed = self._num_slots(request)
         if needed > min(self.cache.total_size, self.cache.memory.max_context_len):
             before = (self.scheduler.num_waiting, self.scheduler.has_requests)
@@ -121,7 +144,7 @@ class CheckedScheduler:
 
         self.scheduler.abort(request.request_id)
 
-        assert request.status is RequestStatus.FINISHED
+        assert request.status is FINISHED
         assert held - owns == self.cache.stats().num_requests
 
     def resize(self, num_pages: int) -> None:
@@ -130,69 +153,90 @@ class CheckedScheduler:
             is_smaller = num_pages < self.cache.memory.num_pages
             self.cache.resize(num_pages)
             self.seen["shrink"] += is_smaller
+            self.proves &= not is_smaller
 
     # What an engine does ----------------------------------------------------
 
     def schedule(self) -> None:
-        decoding = {r for r in self._running() if self._num_uncomputed(r) == 1}
+        is_ahead = bool(self.batches)
+        before = {request: request.num_tokens for request in self.requests}
+        decoding = [r for r in self._running() if r.scheduled_len >= r.prefill_len]
         waiting = self._waiting()
         alive = self._running() + waiting
         num_retractions = self.scheduler.num_retractions
-        # Only the newest has a prompt that is half computed.
-        assert all(self._num_uncomputed(r) == 1 for r in self._running()[:-1])
 
-        self.batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule()
 
-        self.seen["retraction"] += self.scheduler.num_retractions - num_retractions
+        num_retractions = self.scheduler.num_retractions - num_retractions
+        self.seen["retraction"] += num_retractions
+        assert not (num_retractions and is_ahead)
+        assert not (num_retractions and self.proves and not self.preempts)
+        assert before == {request: request.num_tokens for request in self.requests}
         for request in alive:
             if request.finish_reason is FinishReason.REFUSED:
                 assert self._num_slots(request) > self.cache.total_size
-        retracted = [r for r in decoding if r.status is RequestStatus.WAITING]
-        if self.batch is None:
+        if batch is None:
             return
-        self._check_budget(self.batch, decoding)
-        in_batch = {entry.request for entry in self.batch.entries}
-        # Who can decode does decode, and retraction takes the newest.
-        assert {r for r in decoding if r.status is RequestStatus.RUNNING} <= in_batch
+        self.batches.append(batch)
+        self.seen["ahead"] += is_ahead
+        self._check_budget(batch)
+        in_batch = {entry.request for entry in batch.entries}
         assert all(r.status is RequestStatus.RUNNING for r in in_batch)
-        assert self._running()[0] in in_batch  # the oldest always goes on
+        if not is_ahead:
+            # Who can decode does decode; who must go back is not the oldest.
+            still = {r for r in decoding if r.status is RequestStatus.RUNNING}
+            assert still <= in_batch
+            if decoding and not self.preempts:
+                oldest = max(self._running(), key=lambda r: (r.priority, -r.arrival))
+                assert oldest in in_batch or oldest not in decoding
         started = {r for r in waiting if r in in_batch}
-        assert not (retracted and started)
-        for entry in self.batch.entries:
+        assert not (num_retractions and started) or self.preempts
+        for entry in batch.entries:
             request = entry.request
-            self.hits.setdefault(request, entry.start)
             self.seen["hit"] += request in started and entry.start > 0
             self.seen["resumed"] += request in started and request.num_retractions > 0
-            self.seen["chunk"] += not entry.samples
+            self.seen["chunk"] += not entry.num_samples
+            self.seen["draft"] += bool(entry.drafts)
 
     def run(self) -> None:
-        """Compute the batch in flight and bring its tokens back."""
-        batch = self.batch
-        assert batch is not None
+        """Compute the oldest batch in flight and bring its tokens back."""
+        batch = self.batches.popleft()
         next_tokens = self.runner.run(batch)
-        for entry in batch.entries:
-            if entry.request.status is RequestStatus.RUNNING:
-                self.num_computed[entry.request] += entry.stop - entry.start
-        self.batch = None
+        running = [e for e in batch.entries if e.request.status is not FINISHED]
+        num_tokens = [entry.request.num_tokens for entry in running]
         self._stream(self.scheduler.update(batch, next_tokens))
+        for entry, num_before in zip(running, num_tokens, strict=True):
+            num_new = entry.request.num_tokens - num_before
+            num_computed = num_new if entry.drafts else entry.stop - entry.start
+            self.num_computed[entry.request] += num_computed
+            self.seen["accepted draft"] += num_new > 1
 
     def fail(self, *, is_received: bool) -> None:
-        """Let the step in flight fail, before or after its message was applied."""
-        batch = self.batch
-        assert batch is not None
-        if is_received:
-            self.runner.worker.receive(batch.kv_cache_info)
-        else:
-            self.cache.recall(batch.kv_cache_info)
-        self.batch = None
+        """Let the step in flight fail, before or after its message was applied.
+
+        What is behind it in flight cannot be told to anybody any more either, if it was
+        not received; so it is taken back first.
+        """
         self.seen["failed step"] += 1
-        self.scheduler.cancel(batch)
-        assert all(e.request.status is RequestStatus.FINISHED for e in batch.entries)
+        failed = [self.batches.popleft()]
+        if is_received:
+            self.runner.worker.receive(failed[0].kv_cache_info)
+        else:
+            failed += self.batches
+            self.batches.clear()
+            for batch in reversed(failed):
+                self.cache.recall(batch.kv_cache_info)
+        for batch in failed:
+            self.scheduler.cancel(batch)
+            assert all(e.request.status is FINISHED for e in batch.entries)
 
     def step(self) -> None:
-        if self.batch is None:
+        while self.may_schedule:
+            num_in_flight = len(self.batches)
             self.schedule()
-        if self.batch is not None:
+            if len(self.batches) == num_in_flight:
+                break
+        if self.batches:
             self.run()
 
     def drain(self) -> None:
@@ -203,7 +247,7 @@ class CheckedScheduler:
             for r in self.requests
             if r.status is not RequestStatus.FINISHED
         )
-        for _ in range(10 * serial + 10):
+        for _ in range(10 * serial + 10 + len(self.batches)):
             if not self.scheduler.has_requests:
                 break
             self.step()
@@ -227,52 +271,79 @@ class CheckedScheduler:
                 assert self.streamed[request] == output
                 assert self.expected[request][: len(output)] == output
                 assert self.num_computed[request] == request.num_computed_tokens
-                assert self.hits.get(request, 0) == request.num_cached_tokens
+                usage = request.usage
+                assert usage.num_output_tokens == len(output)
+                assert usage.num_accepted_tokens <= usage.num_draft_tokens
         num_retractions = sum(request.num_retractions for request in self.requests)
         assert num_retractions == self.scheduler.num_retractions
 
     def _check_queues(self) -> None:
-        """Each request is in one queue, and who waits came after who runs."""
-        running = self._running()
-        waiting = self._waiting()
-        assert len(waiting) == self.scheduler.num_waiting
-        assert len(running) == self.scheduler.num_running
-        assert len(running) <= self.scheduler.limits.max_running_requests
-        rows = [r.kv.req_pool_idx for r in running if r.kv is not None]
+        """Each request is in one queue, and owns memory if it runs or did just now."""
+        scheduler = self.scheduler
+        running = [r for r in self.requests if r.status is RequestStatus.RUNNING]
+        assert len(self._waiting()) == scheduler.num_waiting
+        assert len(running) == scheduler.num_running
+        assert len(running) <= scheduler.limits.max_running_requests
+        assert scheduler.num_in_flight == len(self.batches)
+        rows = [r.kv.req_pool_idx for r in self.requests if r.kv is not None]
         assert len(rows) == len(set(rows)) == self.cache.stats().num_requests
         for request in self.requests:
-            is_finished = request.status is RequestStatus.FINISHED
+            is_finished = request.status is FINISHED
             assert is_finished == (request.finish_reason is not None)
             is_running = request.status is RequestStatus.RUNNING
-            assert is_running == (request.kv is not None) or (
-                is_finished and self._is_in_flight(request)
-            )
-        if running and waiting:
-            assert running[-1].request_id < waiting[0].request_id  # type: ignore[operator]
+            is_in_flight = self._is_in_flight(request)
+            assert (request.kv is not None) == (is_running or is_in_flight)
+            assert request.num_in_flight == self._num_in_flight(request)
 
     def _check_content(self) -> None:
         """What a running request has computed is its own prefix."""
+        # The messages in flight copy pages, and so will the next one.
+        copies: dict[int, int] = {}
+        for batch in self.batches:
+            info = batch.kv_cache_info
+            pairs = zip(
+                info.copy_targets.tolist(), info.copy_sources.tolist(), strict=True
+            )
+            copies |= {target: copies.get(page, page) for target, page in pairs}
+        pending = self.cache.memory.page_copies.pending.items()
+        copies |= {target: copies.get(page, page) for target, page in pending}
+        labels_by_slot = self.runner.worker.labels_after(copies)
         for request in self._running():
             kv = request.kv
             assert kv is not None
+            if request.status is FINISHED:
+                continue  # the step before may have failed
+            # What steps in flight compute is not there yet, though it may be committed.
+            starts = [
+                entry.start
+                for batch in self.batches
+                for entry in batch.entries
+                if entry.request is request
+            ]
+            computed_len = min([kv.committed_len, *starts])
             labels = self.runner.worker.labels_of(
-                request.namespace, request.tokens[: kv.committed_len].tolist()
+                request.namespace, request.tokens[:computed_len].tolist()
             )
-            slots = self.cache.slots(kv, 0, kv.committed_len)
-            copies = self.cache.memory.page_copies.pending
-            assert labels == self.runner.worker.labels_after(copies)[slots].tolist()
+            slots = self.cache.slots(kv, 0, computed_len)
+            assert labels == labels_by_slot[slots].tolist()
 
-    def _check_budget(self, batch: Batch, decoding: set[Request]) -> None:
+    def _check_budget(self, batch: Batch) -> None:
         limits = self.scheduler.limits
-        assert batch.num_tokens <= limits.max_batched_tokens
+        assert 0 < batch.num_tokens <= limits.max_batched_tokens
         requests = [entry.request for entry in batch.entries]
         assert len(requests) == len(set(requests))
-        prefill = [e for e in batch.entries if e.request not in decoding]
-        num_tokens = sum(entry.stop - entry.start for entry in prefill)
-        assert num_tokens <= limits.chunked_prefill_size
         for entry in batch.entries:
-            assert entry.request.kv is not None
-            assert entry.start == entry.request.kv.committed_len
+            request = entry.request
+            assert request.kv is not None
+            assert entry.start == request.kv.committed_len
+            assert entry.stop <= self._num_slots(request)
+            assert entry.num_samples in (0, 1 + len(entry.drafts))
+            if entry.start < request.prefill_len:
+                assert entry.stop - entry.start <= limits.chunked_prefill_size
+                is_last = entry.stop == request.prefill_len
+                assert (entry.num_samples, entry.drafts) == (int(is_last), ())
+            else:
+                assert entry.stop - entry.start == entry.num_samples
 
     def _check_idle(self) -> None:
         """Nobody is left: every request ended once, and owns nothing."""
@@ -297,8 +368,8 @@ class CheckedScheduler:
     def _stream(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             assert output.request not in self.ended
-            if output.token is not None:
-                self.streamed[output.request].append(output.token)
+            assert output.tokens or output.finish_reason
+            self.streamed[output.request] += output.tokens
             if output.finish_reason is not None:
                 self.ended[output.request] = output.finish_reason
                 assert output.finish_reason is output.request.finish_reason
@@ -311,9 +382,12 @@ class CheckedScheduler:
     def _waiting(self) -> list[Request]:
         return [r for r in self.requests if r.status is RequestStatus.WAITING]
 
+    def _num_in_flight(self, request: Request) -> int:
+        entries = [entry for batch in self.batches for entry in batch.entries]
+        return sum(entry.request is request for entry in entries)
+
     def _is_in_flight(self, request: Request) -> bool:
-        entries = self.batch.entries if self.batch else ()
-        return any(entry.request is request for entry in entries)
+        return self._num_in_flight(request) > 0
 
     def _state(self, request: Request) -> str:
         if self._is_in_flight(request):

@@ -120,6 +120,8 @@ class ExplainedCache(CheckedCache):
     ) -> Live | None:
         if self.random.random() < 0.2:
             computed_len = self.random.randint(0, len(tokens))
+        # The admission itself may evict some of it, for a page of its own.
+        available_len = self.oracle.match(namespace, tokens)
         with self.noting(self.policy):
             live = super().admit(tokens, namespace, priority, computed_len)
         if live is None:
@@ -127,7 +129,9 @@ class ExplainedCache(CheckedCache):
         if self.policy == "none":
             assert live.kv.hit_report is None
             return live
-        report = self.explain(tokens, namespace, live.model, computed_len)
+        report = self.explain(
+            tokens, namespace, live.model, available_len, computed_len
+        )
         assert report == live.kv.hit_report
         whole = len(tokens) // self.page_size * self.page_size
         self.admitted[live.model] = tuple(tokens[:whole])
@@ -210,6 +214,7 @@ class ExplainedCache(CheckedCache):
         tokens: list[int],
         namespace: Hashable,
         model: ModelRequest,
+        available_len: int,
         computed_len: int,
     ) -> HitReport:
         keys = self.oracle.keys_of(namespace, tokens[:-1])
@@ -223,7 +228,7 @@ class ExplainedCache(CheckedCache):
         by, when = self.evicted.get(first, (None, None)) if first else (None, None)
         return HitReport(
             num_tokens=len(tokens),
-            available_len=self.oracle.match(namespace, tokens),
+            available_len=available_len,
             granted_len=model.committed_len,
             num_recomputed_tokens=counted - model.committed_len,
             num_evicted_tokens=counts["evicted"],
@@ -292,6 +297,17 @@ def test_every_miss_has_the_reason_of_the_reference(
         20 * page_size,
         partial_pages=partial_pages,
         random=random,
+    )
+    life = RandomLife(checked, random)
+    for _ in range(NUM_STEPS):
+        life.step()
+
+
+def test_what_an_admission_evicts_for_a_page_of_its_own_was_available() -> None:
+    """A run in which the page that it copies from is the one that goes."""
+    random = Random(123258)
+    checked = ExplainedCache(
+        "keyed lru", 4, 2, 2, 40, partial_pages=True, random=random
     )
     life = RandomLife(checked, random)
     for _ in range(NUM_STEPS):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from radixkv.mem_cache import KVPool
+from radixkv.mem_cache import KVCacheGroup, KVPool, MLASpec, make_kv_cache_config
 from radixkv.mem_cache.testing import LabelWorker
 
 from .caches import MAX_NUM_PAGES, make_checked
@@ -30,7 +30,8 @@ class PoolWorker(LabelWorker):
     @property
     def labels(self) -> NDArray[np.float32]:  # type: ignore[override]
         assert self.pool is not None
-        labels: NDArray[np.float32] = self.pool.k_buffer(0).view(-1).numpy()
+        # Four numbers a slot leave no gap between pages: slots are in one row.
+        labels: NDArray[np.float32] = self.pool.k_buffer(0).view(-1, 4)[:, 0].numpy()
         return labels
 
     @labels.setter
@@ -114,13 +115,10 @@ def test_a_pool_in_the_process_finds_every_page_where_it_went(
         num_rows=num_rows,
         num_columns=20,
     )
-    worker.pool = checked.cache.memory.kv_pool = KVPool(
-        num_pages=num_pages,
-        page_size=page_size,
-        num_layers=1,
-        num_kv_heads=1,
-        head_dim=1,
-    )
+    spec = MLASpec(page_size=page_size, latent_dim=4, rope_dim=0, dtype="float32")
+    group = KVCacheGroup(layer_names=("layers.0",), spec=spec)
+    config = make_kv_cache_config([group], num_pages=num_pages)
+    worker.pool = checked.cache.memory.kv_pool = KVPool(config)
     checked.worker = worker
     life = ResizedLife(checked, Random(seed))
     for _ in range(NUM_STEPS):

@@ -7,8 +7,9 @@ like a server's, so that retractions, hits and evictions happen all the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from random import Random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +21,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from radixkv.scheduling import SamplingParams, SchedulerLimits
+from radixkv.scheduling import (
+    RETRACTION_POLICIES,
+    SCHEDULING_POLICIES,
+    Estimate,
+    Request,
+    SamplingParams,
+    SchedulerLimits,
+)
 
-from .checked_scheduler import CheckedScheduler
+from .checked_scheduler import VOCAB_SIZE, CheckedScheduler, serial_output
 
 page_sizes = st.sampled_from([1, 2, 3, 16])
 letters = st.lists(st.integers(0, 1), max_size=3)
@@ -40,7 +48,38 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         max_running_requests=max_running,
         max_batched_tokens=max_running + draw(st.sampled_from([0, 1, 2, 7, 100])),
         chunked_prefill_size=draw(st.sampled_from([1, 2, 3, 5, 16, 33, 100])),
+        max_overtakes=draw(st.sampled_from([0, 1, 3, 256])),
+        max_deferrals=draw(st.sampled_from([0, 1, 256])),
     )
+
+
+class RightOrWrong:
+    """A drafter that knows what comes, and lies about every third token of it."""
+
+    def propose(self, request: Request, max_tokens: int) -> tuple[int, ...]:
+        num_tokens = request.num_tokens % (max_tokens + 2)
+        known = request.num_output_tokens
+        expected = serial_output(
+            request.prompt_tokens.tolist(), request.sampling_params
+        )[known:][: min(num_tokens, max_tokens)]
+        return tuple(
+            (token + ((known + i) % 3 == 0)) % VOCAB_SIZE
+            for i, token in enumerate(expected)
+        )
+
+
+def make_options(choose: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """Choose how a scheduler decides."""
+    return {
+        "policy": choose(sorted(SCHEDULING_POLICIES)),
+        "admission": choose(
+            ["worst-case", Estimate(), Estimate(initial_ratio=0.01, min_ratio=0)]
+        ),
+        "retraction": choose(sorted(RETRACTION_POLICIES)),
+        "preempts": choose([False, False, True]),
+        "overlap": choose([False, True]),
+        "drafter": choose([None, None, RightOrWrong()]),
+    }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -52,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_size=page_sizes,
         num_rows=st.integers(1, 5),
         limits=limits(),
+        data=st.data(),
     )
     def start(
         self,
@@ -60,7 +100,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_size: int,
         num_rows: int,
         limits: SchedulerLimits,
+        data: st.DataObject,
     ) -> None:
+        options = make_options(lambda choice: data.draw(st.sampled_from(choice)))
         self.checked = CheckedScheduler(
             is_cached=is_cached,
             num_pages=num_pages,
@@ -68,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_rows=num_rows,
             max_len=10 * page_size,
             limits=limits,
+            **options,
         )
 
     @rule(
@@ -76,6 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         base=st.none() | st.integers(0, 9),
         params=params,
         namespace=st.sampled_from([None, None, "tenant"]),
+        priority=st.sampled_from([0, 0, 1, 2]),
     )
     def add(
         self,
@@ -84,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         base: int | None,
         params: SamplingParams,
         namespace: Hashable,
+        priority: int,
     ) -> None:
         """Submit a new prompt, or one that goes on where another one is."""
         checked = self.checked
@@ -93,13 +138,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             known, namespace = request.tokens.tolist(), request.namespace
         page = checked.cache.page_size
         prompt = known + [letter for letter in pages for _ in range(page)] + tail
-        checked.add(prompt or [0], params, namespace)
+        checked.add(prompt or [0], params, namespace, priority)
 
     @rule(number=st.integers(0, 50))
     def abort(self, number: int) -> None:
         self.checked.abort_any(number)
 
-    @precondition(lambda self: self.checked.batch is None)
+    @precondition(lambda self: self.checked.may_schedule)
     @rule()
     def schedule(self) -> None:
         self.checked.schedule()
@@ -155,7 +200,10 @@ class BusyDay:
                 max_running_requests=max_running,
                 max_batched_tokens=max_running + random.choice([0, 1, 4, 50]),
                 chunked_prefill_size=random.choice([1, 3, page_size, 100]),
+                max_overtakes=random.choice([0, 1, 3, 256]),
+                max_deferrals=random.choice([0, 1, 256]),
             ),
+            **make_options(random.choice),
         )
         self.texts = [[0]]
 
@@ -166,7 +214,10 @@ class BusyDay:
                 checked.resize(random.randint(1, self.num_pages))
             for _ in range(random.choice([0, 0, 0, 1, 1, 4])):
                 self.arrive()
-            checked.schedule()
+            if checked.may_schedule:
+                checked.schedule()
+            if checked.may_schedule and random.random() < 0.7:
+                checked.schedule()
             if random.random() < 0.06:
                 checked.abort_any(random.randrange(10**6))
             if checked.batch is not None:
@@ -195,7 +246,7 @@ class BusyDay:
             ignore_eos=random.random() < 0.9,
         )
         namespace = "tenant" if random.random() < 0.2 else None
-        self.checked.add(prompt, params, namespace)
+        self.checked.add(prompt, params, namespace, random.choice([0, 0, 0, 1, 2]))
 
 
 @given(
@@ -229,7 +280,10 @@ def test_busy_days_meet_everything_that_can_happen() -> None:
         "abort retracted",
         "abort running",
         "abort waiting",
+        "accepted draft",
+        "ahead",
         "chunk",
+        "draft",
         "failed step",
         "hit",
         "length",

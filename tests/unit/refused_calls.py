@@ -261,6 +261,7 @@ CALLS: dict[str, Call] = {
 
 for _method, _call in {
     "admit": lambda s, tokens: s.cache.admit(tokens),
+    "admission_obstacle": lambda s, tokens: s.cache.admission_obstacle(tokens, 9),
     "match_prefix": lambda s, tokens: s.cache.match_prefix(tokens),
     "retain": lambda s, tokens: s.cache.retain(tokens),
 }.items():
@@ -274,6 +275,9 @@ for _method, _call in {
 
 for _method, _call in {
     "admit": lambda s, name: s.cache.admit([1, 2], namespace=name),
+    "admission_obstacle": lambda s, name: s.cache.admission_obstacle(
+        [1, 2], 9, namespace=name
+    ),
     "match_prefix": lambda s, name: s.cache.match_prefix([1, 2], name),
     "bump_epoch": lambda s, name: s.cache.bump_epoch(name),
     "max_request_size": lambda s, name: s.cache.max_request_size(name),
@@ -296,6 +300,9 @@ for _method, _call in {
     "cache_finished_req": lambda s, kv: s.cache.cache_finished_req(kv, [1] * 64),
     "release": lambda s, kv: s.cache.release(kv),
     "slots": lambda s, kv: s.cache.slots(kv),
+    "admission_obstacle": lambda s, kv: s.cache.admission_obstacle(
+        [1, 2], 9, released=[s.busy, kv]
+    ),
 }.items():
     refuse(
         _method,
@@ -313,8 +320,41 @@ for _method, _call in {
     "evict_if_needed": lambda s, n: s.cache.evict_if_needed(n),
     "eviction_order": lambda s, n: s.cache.eviction_order(n),
     "slots": lambda s, n: s.cache.slots(s.busy, n),
+    "admission_obstacle": lambda s, n: s.cache.admission_obstacle([1, 2], n),
 }.items():
     refuse(_method, LengthError, _call, [-1, 1.5, "1", None, True])
+
+# What may be in the way of a request ------------------------------------------
+
+refuse(
+    "admission_obstacle",
+    LengthError,
+    lambda s, args: s.cache.admission_obstacle(*args),
+    [([], 9), ([1] * 10, 9), ([1], 65)],
+)
+refuse(
+    "admission_obstacle",
+    LengthError,
+    lambda s, n: s.cache.admission_obstacle([1], 9, reserved_sizes={"tenant": n}),
+    [-1, 1.5, "1", None, True],
+)
+refuse(
+    "admission_obstacle",
+    ConfigError,
+    lambda s, sizes: s.cache.admission_obstacle([1], 9, reserved_sizes=sizes),
+    [5, [1], "tenant"],
+)
+refuse(
+    "admission_obstacle",
+    RequestStateError,
+    lambda s, released: s.cache.admission_obstacle([1], 9, released=released),
+    [5, None],
+)
+refuse(
+    "admission_obstacle",
+    RequestStateError,
+    lambda s: s.cache.admission_obstacle([1], 9, released=[s.busy, s.busy]),
+)
 
 # A request's life ------------------------------------------------------------
 

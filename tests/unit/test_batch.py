@@ -30,7 +30,7 @@ def make_batch(cache: ChunkCache, spans: list[tuple[int, int]]) -> Batch:
         if start:
             cache.alloc_for_extend([request.kv], [start])
             cache.commit(request.kv, start)
-        entries.append(BatchEntry(request, start, stop))
+        entries.append(BatchEntry(request, start, stop, min(i, stop - start)))
     kvs = [entry.request.kv for entry in entries if entry.request.kv is not None]
     info = cache.alloc_for_extend(kvs, [stop for _, stop in spans])
     return Batch(tuple(entries), info, cache)
@@ -51,7 +51,10 @@ def test_arrays_list_the_entries_token_by_token(
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    samples: list[int] = []
     for entry in batch.entries:
+        end = len(ids) + entry.stop - entry.start
+        samples += range(end - entry.num_samples, end)
         assert entry.request.kv is not None
         for position in range(entry.start, entry.stop):
             ids.append(int(entry.request.tokens[position]))
@@ -60,24 +63,35 @@ def test_arrays_list_the_entries_token_by_token(
     assert ids == batch.input_ids.tolist()
     assert positions == batch.positions.tolist()
     assert slots == batch.out_cache_loc().tolist()
+    assert samples == batch.sample_indices.tolist()
     assert len(ids) == batch.num_tokens
+    assert len(samples) == batch.num_samples
     assert np.int32 == batch.input_ids.dtype
     assert np.int32 == batch.positions.dtype
     assert np.int64 == batch.out_cache_loc().dtype
 
 
-def test_only_the_last_position_samples_and_that_is_settled_at_once() -> None:
-    request = Request("a", [1, 2, 3])
-    chunk, last = BatchEntry(request, 0, 2), BatchEntry(request, 2, 3)
-    request.append(4)
+def test_drafts_stand_behind_the_tokens_of_the_request() -> None:
+    entry = BatchEntry(Request("a", [1, 2, 3]), 2, 5, 3, drafts=(8, 9))
 
-    assert (False, True) == (chunk.samples, last.samples)
+    assert [1, 2, 3, 8, 9] == entry.tokens.tolist()
 
 
-@pytest.mark.parametrize("span", [(-1, 2), (2, 2), (2, 1), (0, 4)])
-def test_an_entry_outside_its_request_is_refused(span: tuple[int, int]) -> None:
-    with pytest.raises(LengthError, match="0 <= start < stop <= 3"):
-        BatchEntry(Request("a", [1, 2, 3]), *span)
+def test_a_token_that_never_came_reads_as_zero() -> None:
+    """The request was aborted after the step that reads it had been prepared."""
+    entry = BatchEntry(Request("a", [1, 2, 3]), 3, 4, 1)
+
+    assert [1, 2, 3, 0] == entry.tokens.tolist()
+
+
+def test_an_entry_samples_only_where_it_computes() -> None:
+    cache = make_cache(2)
+    batch = make_batch(cache, [(0, 4), (2, 5)])
+    first, second = batch.entries
+    second = BatchEntry(second.request, 2, 5, 4)
+
+    with pytest.raises(LengthError, match="at 3 positions, got num_samples 4"):
+        Batch((first, second), batch.kv_cache_info, cache)
 
 
 def test_a_message_about_other_positions_is_refused() -> None:

@@ -28,7 +28,9 @@ def test_a_size_that_is_no_positive_integer_is_refused(
         BenchConfig(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["shared_prefix_len", "seed"])
+@pytest.mark.parametrize(
+    "name", ["shared_prefix_len", "seed", "speculative_num_draft_tokens"]
+)
 @pytest.mark.parametrize("value", [-1, None, 0.5])
 def test_a_number_that_may_be_zero_must_not_be_less(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name.replace('_', '-')} must be"):

@@ -30,10 +30,16 @@ from radixkv.scheduling.benchmark.report import (
 
 
 def request(
-    num_prompt: int = 10, num_cached: int = 0, num_output: int = 2, ttft_s: float = 0.5
+    num_prompt: int = 10,
+    num_cached: int = 0,
+    num_output: int = 2,
+    ttft_s: float = 0.5,
+    num_drafts: int = 0,
 ) -> RequestMeasurement:
     prompt = np.arange(num_prompt, dtype=np.int32)
-    return RequestMeasurement(prompt, list(range(num_output)), num_cached, ttft_s)
+    output = list(range(num_output))
+    accepted = num_drafts // 3
+    return RequestMeasurement(prompt, output, num_cached, ttft_s, num_drafts, accepted)
 
 
 COLD = BatchMeasurement(
@@ -102,6 +108,7 @@ measurements = st.builds(
             st.integers(0, 9),
             st.integers(1, 5),
             st.floats(0.01, 1),
+            st.integers(3, 9),
         ),
         min_size=1,
         max_size=3,
@@ -118,7 +125,14 @@ def test_figures_of_batches_are_sums(batches: list[BatchMeasurement]) -> None:
     total = figures(batches)
     parts = [figures([batch]) for batch in batches]
 
-    for name in ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"):
+    for name in (
+        "num_prompt_tokens",
+        "num_cached_tokens",
+        "num_output_tokens",
+        "num_decode_steps",
+        "num_draft_tokens",
+        "num_accepted_tokens",
+    ):
         assert getattr(total, name) == sum(getattr(part, name) for part in parts)
     for name in ("prefill_s", "total_s"):
         expected = sum(getattr(part, name) for part in parts)
@@ -183,6 +197,18 @@ def test_the_tables_show_every_request_and_every_batch() -> None:
     rows = [line for line in text.splitlines() if line.startswith("│ ")]
     for name in ("cold", "warm", "chat"):
         assert sum(row.startswith(f"│ {name} ") for row in rows) == 2
+
+
+def test_drafts_are_shown_where_there_may_be_any() -> None:
+    batch = replace(COLD, requests=[request(num_drafts=9), request(num_drafts=4)])
+    config = replace(RESULT.config, speculative_num_draft_tokens=3)
+
+    text = printed(replace(RESULT, config=config, cold=batch))
+
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines()]
+    assert ["", "drafts accepted", "4 of 13", "0 of 0", ""] in rows
+    assert ["", "decode steps", "3", "0", ""] in rows
+    assert "drafts" not in printed(RESULT)
 
 
 def test_text_is_shown_as_it_is_on_one_line() -> None:

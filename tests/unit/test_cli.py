@@ -47,6 +47,10 @@ def refusal(
         (["--num-pages", "0"], "num-pages must be >= 1 and < 2**31, got 0"),
         (["--seed", "-1"], "seed must be >= 0 and < 2**31, got -1"),
         (["--chunked-prefill-size", "0"], "chunked-prefill-size must be >= 1"),
+        (
+            ["--speculative-num-draft-tokens", "-1"],
+            "speculative-num-draft-tokens must be >= 0",
+        ),
         (["--mem-fraction", "0"], "mem-fraction must be in (0, 1], got 0.0"),
         (["--mem-fraction", "-0.5"], "mem-fraction must be in (0, 1], got -0.5"),
         (["--mem-fraction", "2"], "mem-fraction must be in (0, 1], got 2.0"),

@@ -28,6 +28,7 @@ from .driver import Wrong, admit, insert, make_memory, run, span
 
 MODULES = Path(__file__).parents[2] / "mem_cache"
 PURE = {
+    "admission_obstacle",
     "eviction_order",
     "match_prefix",
     "max_request_size",

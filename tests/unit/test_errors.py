@@ -8,6 +8,7 @@ import pytest
 
 from radixkv import mem_cache
 from radixkv.mem_cache import (
+    BatchRefusedError,
     CacheBusyError,
     ConfigError,
     DoubleFreeError,
@@ -20,6 +21,7 @@ from radixkv.mem_cache import (
     PagesInUseError,
     RadixKVError,
     RequestStateError,
+    StalledError,
     TokenError,
     WrongThreadError,
     errors,
@@ -58,6 +60,8 @@ def test_every_error_stands_in_the_tree_of_the_docstring(
         (PagesInUseError, RuntimeError),
         (RequestStateError, RuntimeError),
         (CacheBusyError, RuntimeError),
+        (StalledError, CacheBusyError),
+        (BatchRefusedError, ConfigError),
         (WrongThreadError, RuntimeError),
         (IntegrityError, RuntimeError),
     ],

@@ -68,7 +68,9 @@ def test_b160_a_hit_is_whole_pages_of_the_cache_that_is_asked() -> None:
 
 
 def test_b160_parts_with_other_page_sizes_are_not_put_together() -> None:
-    pool = KVPool(num_pages=4, page_size=8, num_layers=1, num_kv_heads=1, head_dim=1)
+    pool = KVPool.uniform(
+        num_pages=4, page_size=8, num_layers=1, num_kv_heads=1, head_dim=1
+    )
 
     with pytest.raises(ConfigError, match=r"\(4, 4\), got \(4, 8\)"):
         MemoryManager(4, 4, max_num_requests=1, max_context_len=8, kv_pool=pool)

@@ -24,7 +24,8 @@ def make_batch(requests: list[Request], stops: list[int]) -> Batch:
     kvs = [cache.admit(request.tokens) for request in requests]
     info = cache.alloc_for_extend([kv for kv in kvs if kv is not None], stops)
     pairs = zip(requests, stops, strict=True)
-    return Batch(tuple(BatchEntry(r, 0, stop) for r, stop in pairs), info, cache)
+    entries = [BatchEntry(r, 0, stop, int(stop == r.num_tokens)) for r, stop in pairs]
+    return Batch(tuple(entries), info, cache)
 
 
 def next_tokens(runner: NullRunner, *prompts: list[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,18 @@ def test_row_outside_the_table_is_refused(info: KVCacheInfo) -> None:
         page_table.apply(info)
 
     assert not page_table.table.any()
+
+
+def test_numbers_beside_the_message_go_up_with_it() -> None:
+    page_table = make_table()
+    info = make_info({1: [5], 3: [7, 8]}, forgotten=(2,))
+
+    step = page_table.apply(info.with_copies({4: 6}), np.array([9, -1], np.int32))
+
+    assert [9, -1] == step.extra.tolist()
+    assert [1, 3] == step.rows.tolist()
+    assert [5, 7] == page_table.table[[1, 3], 0].tolist()
+    assert [] == page_table.apply(make_info({})).extra.tolist()
 
 
 @pytest.mark.parametrize("value", [0, -1, True])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from radixkv import mem_cache
 from radixkv.mem_cache import (
     ChunkCache,
     LengthError,
@@ -165,21 +163,6 @@ def test_s2_13_the_page_size_has_one_source() -> None:
     options: dict[str, Any] = {"page_size": 4}
     with pytest.raises(TypeError):
         RadixCache(make_memory(4, 2), **options)
-
-
-def test_s2_14_only_the_allocator_stores_the_page_size() -> None:
-    """Besides the KV pool, which lives on the other side, in a worker."""
-    storing = set()
-    for file in Path(mem_cache.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr.strip("_") == "page_size"
-                and isinstance(node.ctx, ast.Store)
-            ):
-                storing.add(file.name)
-
-    assert storing == {"allocator.py", "kv_pool.py"}
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

@@ -489,7 +489,7 @@ def test_s4_11_after_a_move_everything_derived_is_that_of_a_fresh_cache() -> Non
 
 def make_pool(num_pages: int, page_size: int = 4) -> KVPool:
     """Every page holds its own number, in K and in V."""
-    pool = KVPool(
+    pool = KVPool.uniform(
         num_pages=num_pages,
         page_size=page_size,
         num_layers=2,
@@ -499,20 +499,17 @@ def make_pool(num_pages: int, page_size: int = 4) -> KVPool:
     )
     for layer in range(2):
         for buffer in (pool.k_buffer(layer), pool.v_buffer(layer)):
-            pages = torch.arange(num_pages + 1.0).repeat_interleave(page_size)
-            buffer[:] = pages.view(-1, 1, 1)
+            buffer[:] = torch.arange(num_pages + 1.0).view(-1, 1, 1, 1)
     return pool
 
 
 def contents(pool: KVPool) -> list[int]:
     """What each page holds, the same in all buffers and all its slots."""
-    layers = range(pool.num_layers)
-    buffers = [f(i) for i in layers for f in (pool.k_buffer, pool.v_buffer)]
+    buffers = [x for layer in pool.layers.values() for x in (layer.k, layer.v)]
+    pages = buffers[0][:, :1, :1, :1]
     for buffer in buffers:
-        assert torch.equal(buffer, buffers[0][:, :, :1].expand_as(buffer))
-    pages = buffers[0][:, 0, 0].view(-1, pool.page_size)
-    assert torch.equal(pages, pages[:, :1].expand_as(pages))
-    return pages[:, 0].int().tolist()
+        assert torch.equal(buffer, pages.expand_as(buffer))
+    return pages.flatten().int().tolist()
 
 
 def test_a_pool_in_this_process_makes_the_copies_before_it_is_cut() -> None:

@@ -23,6 +23,7 @@ from radixkv.mem_cache import (
 from radixkv.scheduling import (
     Batch,
     Engine,
+    Estimate,
     FinishReason,
     NullRunner,
     Request,
@@ -44,11 +45,24 @@ def make(
     max_len: int = 64,
     limits: SchedulerLimits | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    admission: str | Estimate = "worst-case",
+    retraction: str = "newest",
 ) -> Scheduler:
     memory = MemoryManager(
         num_pages, page_size, max_num_requests=num_rows, max_context_len=max_len
     )
-    return Scheduler(RadixCache(memory), limits, eos_token_ids=eos_token_ids)
+    return Scheduler(
+        RadixCache(memory),
+        limits,
+        admission=admission,
+        retraction=retraction,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def gambler() -> Estimate:
+    """Set next to nothing aside, so that there are retractions."""
+    return Estimate(initial_ratio=0.01, min_ratio=0)
 
 
 def add(
@@ -70,7 +84,7 @@ def schedule(scheduler: Scheduler) -> Batch:
 
 def answer(batch: Batch, token: int = 7) -> np.ndarray:
     """Sample the same token for every entry that samples."""
-    return np.array([token for e in batch.entries if e.samples], np.int32)
+    return np.full(batch.num_samples, token, np.int32)
 
 
 def step(scheduler: Scheduler, token: int = 7) -> list[RequestOutput]:
@@ -215,7 +229,7 @@ def test_a_batch_is_done_once(late_call: str) -> None:
     scheduler.update(batch, answer(batch))
     schedule(scheduler)
 
-    with pytest.raises(RequestStateError, match="the batch that schedule"):
+    with pytest.raises(RequestStateError, match="oldest batch that schedule"):
         scheduler.update(batch, answer(batch)) if late_call == "update" else (
             scheduler.cancel(batch)
         )
@@ -241,7 +255,8 @@ def test_a_batch_is_done_once(late_call: str) -> None:
 def test_next_tokens_that_are_none_change_nothing(
     tokens: object, error: type[Exception]
 ) -> None:
-    scheduler = make(limits=SchedulerLimits(chunked_prefill_size=9))
+    limits = SchedulerLimits(max_running_requests=3, max_batched_tokens=9)
+    scheduler = make(limits=limits)
     names = ["a", "b", "c"]
     requests = [add(scheduler, name, 4, 9) for name in names]
     batch = schedule(scheduler)
@@ -262,7 +277,7 @@ def test_a_failed_step_aborts_its_requests_and_no_other() -> None:
 
     scheduler.cancel(schedule(scheduler))
 
-    assert [RequestOutput(failed, None, FinishReason.ABORT)] == scheduler.take_outputs()
+    assert [RequestOutput(failed, (), FinishReason.ABORT)] == scheduler.take_outputs()
     assert failed.kv is None
     assert scheduler.cache.stats().num_requests == 0
     drain(scheduler)
@@ -303,11 +318,11 @@ def test_only_the_last_chunk_gives_a_token() -> None:
     outputs = [step(scheduler) for _ in range(4)]
 
     assert [0, 0, 1, 1] == [len(part) for part in outputs]
-    assert outputs[3] == [RequestOutput(request, 7, FinishReason.LENGTH)]
+    assert outputs[3] == [RequestOutput(request, (7,), FinishReason.LENGTH)]
 
 
-def test_nobody_overtakes() -> None:
-    scheduler = make(8, 4)
+def test_nobody_overtakes_where_nobody_may() -> None:
+    scheduler = make(8, 4, limits=SchedulerLimits(max_overtakes=0))
     add(scheduler, "a", 16, 9)
     step(scheduler)
     long, short = add(scheduler, "b", 16), add(scheduler, "c", 1)
@@ -338,8 +353,9 @@ def test_no_more_run_than_may(num_rows: int, max_running: int) -> None:
 def test_a_prompt_starts_when_all_of_it_fits_and_the_others_can_go_on(
     num_tokens: int, starts: bool
 ) -> None:
-    scheduler = make(8, 4, limits=SchedulerLimits(chunked_prefill_size=4))
-    running = add(scheduler, "a", 14, 9)
+    limits = SchedulerLimits(chunked_prefill_size=4)
+    scheduler = make(8, 4, limits=limits)
+    running = add(scheduler, "a", 14, 7)
     while not running.num_output_tokens:
         step(scheduler)
 
@@ -372,7 +388,7 @@ def test_a_hit_is_no_room_for_the_request_that_hits() -> None:
 
 
 def test_the_newest_is_retracted_and_comes_back_with_what_it_had() -> None:
-    scheduler = make(6, 4)
+    scheduler = make(6, 4, admission=gambler())
     older, newer = add(scheduler, "a", 4, 16), add(scheduler, "b", 4, 12)
     while not newer.num_retractions:
         step(scheduler)
@@ -391,7 +407,7 @@ def test_the_newest_is_retracted_and_comes_back_with_what_it_had() -> None:
 
 
 def test_recomputation_after_a_retraction_is_counted_apart() -> None:
-    scheduler = make(6, 4)
+    scheduler = make(6, 4, admission=gambler())
     _, newer = add(scheduler, "a", 4, 16), add(scheduler, "b", 4, 12)
     drain(scheduler)
     stats = scheduler.cache.stats()
@@ -406,7 +422,8 @@ def test_recomputation_after_a_retraction_is_counted_apart() -> None:
 
 
 def test_who_was_retracted_goes_before_who_never_ran() -> None:
-    scheduler = make(6, 4, limits=SchedulerLimits(max_running_requests=2))
+    limits = SchedulerLimits(max_running_requests=2, max_overtakes=0)
+    scheduler = make(6, 4, limits=limits, admission=gambler())
     add(scheduler, "a", 4, 16)
     retracted = add(scheduler, "b", 4, 12)
     behind = add(scheduler, "c", 4)
@@ -479,7 +496,7 @@ def test_a_token_ends_a_request_or_not(
 
     (output,) = step(scheduler, token=9)
 
-    assert RequestOutput(request, 9, expected) == output
+    assert RequestOutput(request, (9,), expected) == output
     assert [9] == request.output_tokens
     assert (request.status is RequestStatus.FINISHED) == (expected is not None)
     assert expected is request.finish_reason
@@ -504,7 +521,7 @@ def test_an_abort_is_told_once_and_keeps_the_scheduler_awake_until_then() -> Non
 
     assert scheduler.has_requests
     assert scheduler.schedule() is None
-    expected = [RequestOutput(request, None, FinishReason.ABORT)]
+    expected = [RequestOutput(request, (), FinishReason.ABORT)]
     assert expected == scheduler.take_outputs()
     assert not scheduler.has_requests
 
@@ -515,7 +532,7 @@ def test_an_abort_in_flight_is_told_at_once_and_frees_after_the_step() -> None:
     batch = schedule(scheduler)
     scheduler.abort("a")
     told = scheduler.take_outputs()
-    assert [RequestOutput(request, None, FinishReason.ABORT)] == told
+    assert [RequestOutput(request, (), FinishReason.ABORT)] == told
     # Its slots are being written: nobody else may have them yet.
     assert scheduler.cache.held_size == 4
     assert scheduler.has_requests
@@ -547,7 +564,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, Request, Batch]:
     add(scheduler, "a", 2, 9)
     request = add(scheduler, "b", 9, 2)
     step(scheduler)
-    assert request.num_computed_tokens == 2
+    assert request.num_computed_tokens == 4
 
     def fail(*args: object) -> None:
         raise OutOfPagesError(1, 0, 0, 0, 0)
@@ -567,7 +584,7 @@ def test_a_prompt_without_room_waits_while_others_decode(
     scheduler.update(batch, answer(batch))
 
     assert request.status is RequestStatus.RUNNING
-    assert [("a", 3, 4), ("b", 2, 6)] == spans(schedule(scheduler))
+    assert [("a", 3, 4), ("b", 4, 8)] == spans(schedule(scheduler))
 
 
 def test_an_abort_of_who_is_not_in_flight_frees_at_once(

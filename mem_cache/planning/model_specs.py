@@ -1,0 +1,142 @@
+"""The specs of all layers of a model, from its `config.json` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from ..sizes import as_size
+from .attention_heads import attention_heads
+from .attention_specs import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+)
+from .layer_caches import LayerCache, layer_caches
+from .mamba_spec import MambaSpec
+from .mla_spec import MLASpec
+from .model_config import ModelConfig
+from .page_part import DTYPE_BYTES, check_dtype
+from .sharding import per_rank
+from .spec_types import AnyKVCacheSpec
+from .state_shapes import state_shapes
+
+
+def specs_from_model_config(
+    config: Mapping[str, Any],
+    *,
+    page_size: int = 16,
+    tensor_parallel_size: int = 1,
+    dtype: str | None = None,
+    checkpoint_size: int | None = None,
+) -> dict[str, AnyKVCacheSpec]:
+    """Return the spec of each layer of a Hugging Face model on one rank.
+
+    Knows dense and grouped attention, latent attention (MLA), mixes with sliding
+    windows or local chunks, and mixes with states: Mamba, Mamba-2, gated delta
+    networks, KDA, lightning attention, short convolutions. A layer is named
+    "layers.N.attention" or "layers.N.state"; a layer that keeps nothing is left out.
+
+    Args:
+        config: The content of the model's `config.json`.
+        page_size: Tokens a page, at least 1.
+        tensor_parallel_size: Ranks that divide the heads among them, at least 1. With
+            more ranks than heads, heads are copied; latent attention is on each rank.
+        dtype: The torch name of the dtype of K and V; that of the weights if not given.
+        checkpoint_size: Tokens between the states that are kept for reuse; None keeps
+            none.
+
+    Raises:
+        ConfigError: The config is no decoder's, lacks a field, says what no spec
+            describes, or an argument is out of range.
+
+    Example:
+        >>> llama = {
+        ...     "num_hidden_layers": 32,
+        ...     "hidden_size": 4096,
+        ...     "num_attention_heads": 32,
+        ...     "num_key_value_heads": 8,
+        ...     "dtype": "bfloat16",
+        ... }
+        >>> specs = specs_from_model_config(llama, tensor_parallel_size=2)
+        >>> len(specs), specs["layers.31.attention"].num_kv_heads
+        (32, 4)
+    """
+    read = ModelConfig.read(config)
+    dtype = check_dtype("dtype", dtype or read.dtype)
+    layout = _Layout(
+        config=read,
+        page_size=as_size("page_size", page_size),
+        tensor_parallel_size=as_size("tensor_parallel_size", tensor_parallel_size),
+        dtype=dtype,
+        checkpoint_size=checkpoint_size,
+    )
+    return {
+        f"layers.{layer}.{'state' if cache == 'state' else 'attention'}": (
+            layout.spec(layer, cache)
+        )
+        for layer, caches in enumerate(layer_caches(read))
+        for cache in caches
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the specs of all layers depend on."""
+
+    config: ModelConfig
+    page_size: int
+    tensor_parallel_size: int
+    dtype: str
+    checkpoint_size: int | None
+
+    def spec(self, layer: int, cache: LayerCache) -> AnyKVCacheSpec:
+        """Return the spec of one cache of a layer."""
+        if cache == "state":
+            return self._state()
+        config = self.config
+        if config.kv_lora_rank:
+            if cache != "full":
+                raise ConfigError(f"no spec describes {cache} latent attention")
+            return MLASpec(
+                page_size=self.page_size,
+                latent_dim=config.kv_lora_rank,
+                rope_dim=config.qk_rope_head_dim,
+                index_dim=config.index_head_dim,
+                dtype=self.dtype,
+            )
+        if config.index_head_dim:
+            raise ConfigError("no spec describes an index beside K and V by head")
+        num_kv_heads, head_dim = attention_heads(config, layer, cache)
+        heads: dict[str, Any] = {
+            "page_size": self.page_size,
+            "num_kv_heads": per_rank(
+                "num_key_value_heads", num_kv_heads, self.tensor_parallel_size
+            ),
+            "head_dim": head_dim,
+            "v_head_dim": config.v_head_dim or 0,
+            "dtype": self.dtype,
+        }
+        if cache == "sliding":
+            return SlidingWindowSpec(window_size=config.sliding_window or 0, **heads)
+        if cache == "chunked":
+            chunk_size = config.attention_chunk_size or 0
+            return ChunkedLocalAttentionSpec(chunk_size=chunk_size, **heads)
+        return FullAttentionSpec(**heads)
+
+    def _state(self) -> MambaSpec:
+        # K and V may be kept in fewer bits than the model computes with, a state not.
+        weights = self.config.dtype or self.dtype
+        shapes = state_shapes(self.config, self.tensor_parallel_size)
+        arrays = [
+            (shapes.conv, weights if DTYPE_BYTES.get(weights, 0) > 1 else "bfloat16"),
+            (shapes.recurrent, self.config.mamba_ssm_dtype),
+        ]
+        return MambaSpec(
+            page_size=self.page_size,
+            shapes=tuple(shape for shape, _ in arrays if shape is not None),
+            dtypes=tuple(dtype for shape, dtype in arrays if shape is not None),
+            checkpoint_size=self.checkpoint_size,
+        )

@@ -1,0 +1,173 @@
+"""Plans the cache of a model on GPUs that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from radixkv.mem_cache import (
+    ConfigError,
+    KVCacheConfig,
+    KVCacheMemoryError,
+    PlanReport,
+    plan_kv_cache,
+    report_plan,
+    specs_from_model_config,
+)
+from radixkv.mem_cache.planning import AnyKVCacheSpec, BufferOrder
+from radixkv.mem_cache.planning.model_config import ModelConfig
+from radixkv.mem_cache.sizes import as_size
+
+_PAGE_SIZES: Final = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """A model, and the GPUs that it is to run on.
+
+    Attributes:
+        model_config: The content of the model's `config.json`.
+        draft_model_config: That of a draft model whose cache shares the pages.
+        available_bytes: Bytes of each GPU for the cache.
+        page_size: Tokens a page.
+        dtype: The torch name of the dtype of K and V; None, as the weights.
+        tensor_parallel_size: GPUs that share the heads of each layer.
+        pipeline_parallel_size: Stages, which share the layers.
+        max_len: Longest request, in tokens; None, as the model says.
+        request_len: Length of the requests to count, in tokens; None, as `max_len`.
+        chunked_prefill_size: Tokens of a request that one step computes at most.
+        checkpoint_size: Tokens between the states that are kept; None keeps none.
+        order: Which of pages and layers is outermost in the buffer.
+    """
+
+    model_config: Mapping[str, Any]
+    draft_model_config: Mapping[str, Any] | None = None
+    available_bytes: int
+    page_size: int = 16
+    dtype: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    max_len: int | None = None
+    request_len: int | None = None
+    chunked_prefill_size: int = 2048
+    checkpoint_size: int | None = None
+    order: BufferOrder = "pages_outermost"
+
+    def plan(self) -> list[KVCacheConfig]:
+        """Return the config of one GPU of each stage: the ranks of a stage are alike.
+
+        Raises:
+            ConfigError: The model cannot be planned, or a number is out of range.
+            KVCacheMemoryError: Not even one request of `max_len` fits.
+        """
+        stages = _stages(self._specs(self.model_config), self.pipeline_parallel_size)
+        if self.draft_model_config is not None:
+            # A draft model is small, and its tokens are wanted where the last layer is.
+            drafts = self._specs(self.draft_model_config)
+            stages[-1].update((f"draft.{name}", drafts[name]) for name in drafts)
+        return plan_kv_cache(
+            stages,
+            [self.available_bytes] * len(stages),
+            max_len=self.longest_request,
+            chunked_prefill_size=self.chunked_prefill_size,
+            order=self.order,
+        )
+
+    def reports(self) -> list[PlanReport]:
+        """Return the figures of `plan`, of each stage.
+
+        Raises:
+            ConfigError: The model cannot be planned, or a number is out of range.
+            KVCacheMemoryError: Not even one request of `max_len` fits.
+        """
+        length = self.longest_request if self.request_len is None else self.request_len
+        return [
+            report_plan(
+                config,
+                request_len=as_size("request-len", length),
+                chunked_prefill_size=self.chunked_prefill_size,
+            )
+            for config in self.plan()
+        ]
+
+    @property
+    def longest_request(self) -> int:
+        """The longest request, in tokens: what the question says, or the model.
+
+        Raises:
+            ConfigError: Neither says it.
+        """
+        if self.max_len is not None:
+            return as_size("max-len", self.max_len)
+        length = ModelConfig.read(self.model_config).max_position_embeddings
+        if length is not None:
+            return length
+        raise ConfigError("max-len must be given: the model's config names none")
+
+    def roomiest_page_size(self) -> tuple[int, int] | None:
+        """Return the page size with which most requests fit, and how many do.
+
+        Returns:
+            The page size, a power of two, and the number of requests of `request_len`;
+            None, if with no such page size one fits.
+        """
+        found: list[tuple[int, int]] = []
+        for page_size in _PAGE_SIZES:
+            try:
+                reports = replace(self, page_size=page_size).reports()
+            except (ConfigError, KVCacheMemoryError):
+                continue  # no divisor of checkpoint_size, or pages too large
+            found.append((reports[0].num_requests, -page_size))
+        if not found:
+            return None
+        num_requests, negative = max(found)
+        return -negative, num_requests
+
+    def _specs(self, config: Mapping[str, Any]) -> dict[str, AnyKVCacheSpec]:
+        return specs_from_model_config(
+            config,
+            page_size=self.page_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            dtype=self.dtype,
+            checkpoint_size=self.checkpoint_size,
+        )
+
+
+def read_model_config(path: Path) -> Mapping[str, Any]:
+    """Read a `config.json`.
+
+    Args:
+        path: The file, or the folder that has it.
+
+    Raises:
+        ConfigError: It is no JSON object.
+        OSError: It cannot be read.
+    """
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _stages(
+    specs: Mapping[str, AnyKVCacheSpec], num_stages: int
+) -> list[dict[str, AnyKVCacheSpec]]:
+    """Deal layers out to stages, each the next ones: "layers.N.attention" by its N."""
+    num_stages = as_size("pipeline-parallel-size", num_stages)
+    numbers = {name: int(name.split(".")[1]) for name in specs}
+    num_layers = 1 + max(numbers.values(), default=0)
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"pipeline-parallel-size must be <= {num_layers}, the layers of the model, "
+            f"got {num_stages}"
+        )
+    stages: list[dict[str, AnyKVCacheSpec]] = [{} for _ in range(num_stages)]
+    for name, spec in specs.items():
+        stages[numbers[name] * num_stages // num_layers][name] = spec
+    return stages
