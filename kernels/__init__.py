@@ -8,6 +8,11 @@ All tensors of a call live on one device, those of rows and lengths too: a launc
 reads no number on the device, so nothing waits for it. What the host must know, such as
 the number of tokens, is an argument. A reference may read: on a GPU it waits.
 
+Every op checks shapes, dtypes and what lives on the host before it writes anything, the
+same for kernel and reference, and raises `ConfigError`. Numbers on a device, such as
+rows and lengths, it takes as they are: they must fit the page table. Their tensors may
+have any stride.
+
 The K or V of a layer is a buffer `[num_pages + 1, page_size, num_kv_heads, head_dim]`,
 a view with any strides: in a pool that keeps all layers of a page together, a page is
 followed by the page of another layer. Slot ``s`` is ``buffer[s // page_size, s %

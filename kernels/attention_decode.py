@@ -10,6 +10,7 @@ from .attention_options import AttentionOptions
 from .attention_reference import paged_attention_decode_reference
 from .attention_tiling import KernelInputs, decode_tiling, kernel_inputs
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_count, check_table
 from .errors import ConfigError
 
 MIN_SPLIT = 256
@@ -79,12 +80,18 @@ def paged_attention_decode(
             options.
     """
     options = AttentionOptions(page_size, scale, window, softcap, k_scale, v_scale)
+    check_table(page_table, page_size)
+    rows, stops = as_numbers(rows=rows, stops=stops)
+    if len(q) != len(rows):
+        raise ConfigError(f"q must be as many as rows, {len(rows)}, got {len(q)}")
+    if num_splits is not None:
+        check_count("num_splits", num_splits, minimum=1)
+    if max_stop is not None:
+        check_count("max_stop", max_stop)
     if pick_backend(backend, q.device) == "reference":
         return paged_attention_decode_reference(
             q, k_buffer, v_buffer, page_table, rows, stops, options
         )
-    if num_splits is not None and num_splits < 1:
-        raise ConfigError(f"num_splits must be >= 1, got {num_splits}")
     inputs = kernel_inputs(q, k_buffer, v_buffer, page_table, options)
     if num_splits is None:
         longest = page_table.shape[1] * page_size if max_stop is None else max_stop

@@ -7,6 +7,7 @@ import torch
 from .attention_options import AttentionOptions
 from .attention_reference import paged_attention_extend_reference
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_count, check_table
 
 
 def paged_attention_extend(
@@ -89,6 +90,10 @@ def paged_attention_extend(
             options.
     """
     options = AttentionOptions(page_size, scale, window, softcap, k_scale, v_scale)
+    check_table(page_table, page_size)
+    rows, starts, stops = as_numbers(rows=rows, starts=starts, stops=stops)
+    if max_new_len is not None:
+        check_count("max_new_len", max_new_len)
     if pick_backend(backend, q.device) == "reference":
         return paged_attention_extend_reference(
             q, k_buffer, v_buffer, page_table, rows, starts, stops, options

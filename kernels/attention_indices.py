@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_count, check_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +64,12 @@ def kv_indices(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a tensor has another shape or dtype, or
+            a size is out of range.
     """
+    check_table(page_table, page_size)
+    check_count("num_pages", num_pages)
+    rows, stops = as_numbers(rows=rows, stops=stops)
     if pick_backend(backend, page_table.device) == "reference":
         return kv_indices_reference(
             page_table, rows, stops, page_size=page_size, num_pages=num_pages
@@ -146,8 +151,12 @@ def block_table(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a tensor has another shape or dtype, or
+            a size is out of range.
     """
+    check_table(page_table, page_size)
+    check_count("width", width, maximum=page_table.shape[1])
+    rows, stops = as_numbers(rows=rows, stops=stops)
     if pick_backend(backend, page_table.device) == "reference":
         return block_table_reference(
             page_table, rows, stops, page_size=page_size, width=width

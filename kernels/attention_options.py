@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .checks import check_count, check_factor
 from .errors import ConfigError
 
 
@@ -33,12 +34,16 @@ class AttentionOptions:
         """Refuse what has no meaning.
 
         Raises:
-            ConfigError: The window or the soft cap is not positive.
+            ConfigError: A size or factor is out of range.
         """
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"window must be >= 1 or None, got {self.window}")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ConfigError(f"softcap must be > 0 or None, got {self.softcap}")
+        check_count("page_size", self.page_size, minimum=1)
+        check_factor("scale", self.scale)
+        if self.window is not None:
+            check_count("window", self.window, minimum=1)
+        if self.softcap is not None:
+            check_factor("softcap", self.softcap, is_divisor=True)
+        check_factor("k_scale", self.k_scale)
+        check_factor("v_scale", self.v_scale)
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -74,6 +79,11 @@ def check_shapes(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) 
         ConfigError: The heads of one are no multiple of the other's, or the dims of a
             head differ.
     """
+    if q.dim() != 3:
+        raise ConfigError(
+            "q must be [num_tokens, num_q_heads, head_dim], got a tensor of shape "
+            f"{list(q.shape)}"
+        )
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads = k_pages.shape[2]
     if num_q_heads % num_kv_heads or k_pages.shape[3] != head_dim:

@@ -7,6 +7,8 @@ from typing import Final
 import torch
 
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_factor
+from .errors import ConfigError
 
 FP8: Final = torch.float8_e4m3fn
 FP8_MAX: Final = 448.0
@@ -29,6 +31,8 @@ def store_kv(
     Defined by this loop, in any order::
 
         for i, slot in enumerate(slots):
+            if not 0 <= slot < num_slots:
+                continue
             page, offset = slot // page_size, slot % page_size
             k_buffer[page, offset] = convert(k[i], k_scale)
             v_buffer[page, offset] = convert(v[i], v_scale)
@@ -36,7 +40,8 @@ def store_kv(
     Values are converted to the buffers' dtype, rounded to the nearest. A buffer of fp8
     (e4m3) holds ``x / scale``, clamped to what e4m3 has, so that K is ``k_buffer *
     k_scale`` again. A slot named twice, as padded tokens name the slots of the hold
-    page, gets each number from one of the tokens that name it.
+    page, gets each number from one of the tokens that name it. A slot outside the
+    buffers, such as -1, which `last_loc` returns for nothing, is not written.
 
     Args:
         k: K of the tokens, `[num_tokens, num_kv_heads, head_dim]`, with any strides.
@@ -47,15 +52,20 @@ def store_kv(
             are pages of one slot.
         v_buffer: A layer's V, like its K and in its dtype, with `v_head_dim`; changed
             in place.
-        slots: Slot of each token, int64 `[num_tokens]`.
+        slots: Slot of each token, int64 or int32 `[num_tokens]`.
         k_scale: What the K in a buffer of fp8 is a multiple of; others have no scale.
         v_scale: The same of V.
         backend: Which implementation; see `pick_backend`.
 
     Raises:
         BackendUnavailableError: The backend cannot run on the buffers' device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a shape or dtype is not as it must be,
+            or a scale is not above 0.
     """
+    (slots,) = as_numbers(slots=slots)
+    _check(k, v, k_buffer, v_buffer, slots)
+    check_factor("k_scale", k_scale, is_divisor=True)
+    check_factor("v_scale", v_scale, is_divisor=True)
     if pick_backend(backend, k_buffer.device) == "reference":
         store_kv_reference(
             k, v, k_buffer, v_buffer, slots, k_scale=k_scale, v_scale=v_scale
@@ -76,10 +86,43 @@ def store_kv_reference(
     v_scale: float = 1.0,
 ) -> None:
     """Write the K and V of each token to its slot; see `store_kv`."""
+    num_pages, page_size = _paged(k_buffer).shape[:2]
+    is_inside = (slots >= 0) & (slots < num_pages * page_size)
+    if not is_inside.all():
+        k, v, slots = k[is_inside], v[is_inside], slots[is_inside]
+    places = slots // page_size, slots % page_size
     for x, buffer, scale in ((k, k_buffer, k_scale), (v, v_buffer, v_scale)):
         paged = _paged(buffer)
-        places = (slots // paged.shape[1], slots % paged.shape[1])
         _storable(paged)[places] = _storable(_convert(x, buffer.dtype, scale))
+
+
+def _check(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Refuse what does not fit together; only shapes and dtypes are looked at."""
+    if k_buffer.dim() not in (3, 4) or k_buffer.shape[:-1] != v_buffer.shape[:-1]:
+        raise ConfigError(
+            "k_buffer and v_buffer must be [num_pages + 1, page_size, num_kv_heads, "
+            "dim of each], or [num_slots, num_kv_heads, dim of each], got "
+            f"{list(k_buffer.shape)} and {list(v_buffer.shape)}"
+        )
+    for name, x, buffer in (("k", k, k_buffer), ("v", v, v_buffer)):
+        shape = len(slots), *buffer.shape[-2:]
+        if x.shape != shape:
+            raise ConfigError(
+                f"{name} must be {list(shape)}, for {len(slots)} slots of a buffer "
+                f"{list(buffer.shape)}, got {list(x.shape)}"
+            )
+    for name, x, other in (("v", v, k), ("v_buffer", v_buffer, k_buffer)):
+        if x.dtype != other.dtype:
+            raise ConfigError(f"{name} must be {other.dtype}, as its K, got {x.dtype}")
+    is_float8 = k_buffer.dtype.is_floating_point and k_buffer.itemsize == 1
+    if is_float8 and k_buffer.dtype != FP8:
+        raise ConfigError(f"buffers of float8 must be {FP8}, got {k_buffer.dtype}")
 
 
 def _launch(
@@ -111,6 +154,7 @@ def _launch(
         slots,
         k_scale,
         v_scale,
+        len(k_buffer) * k_buffer.shape[1],
         *strides,
         PAGE_SIZE=k_buffer.shape[1],
         NUM_HEADS=num_heads,

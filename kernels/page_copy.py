@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from .backend import Backend, pick_backend
+from .checks import as_host_integers
+from .errors import ConfigError
 from .page_buffers import PageBuffers
 from .upload import upload
 
@@ -47,8 +49,10 @@ def copy_pages(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the buffers' device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, an id is no integer or none of a page, a
+            target is named twice, or there are not as many of both.
     """
+    sources, targets = _check(pages, sources, targets)
     if pick_backend(backend, pages.device) == "reference":
         copy_pages_reference(pages, sources, targets)
         return
@@ -73,6 +77,22 @@ def copy_pages(
         **pages.words(),
         num_stages=1,  # no page is read ahead
     )
+
+
+def _check(
+    pages: PageBuffers, sources: Sequence[int], targets: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return the ids as plain integers, or refuse them."""
+    ids = as_host_integers(sources=sources, targets=targets)
+    lowest, highest = ids.min(initial=0), ids.max(initial=0)
+    if lowest < 0 or highest >= pages.num_pages:
+        raise ConfigError(
+            f"page ids must be in 0..{pages.num_pages - 1}, got {lowest}..{highest}"
+        )
+    from_pages, to_pages = ids.tolist()
+    if len(set(to_pages)) < len(to_pages):
+        raise ConfigError(f"targets must be all different, got {to_pages}")
+    return from_pages, to_pages
 
 
 def copy_pages_reference(

@@ -7,6 +7,8 @@ from math import gcd
 import torch
 
 from .backend import Backend, pick_backend
+from .checks import as_numbers
+from .errors import ConfigError
 from .page_buffers import PageBuffers
 
 
@@ -35,8 +37,10 @@ def gather_pages(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the buffers' device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, or `page_ids` or `staging` is not as it
+            must be.
     """
+    page_ids = _check(pages, page_ids, staging)
     if pick_backend(backend, pages.device) == "reference":
         gather_pages_reference(pages, page_ids, staging)
     else:
@@ -75,13 +79,16 @@ def scatter_pages(
     Args:
         pages: K and V of all layers; changed in place.
         page_ids: Pages to write, int32 or int64 `[num_pages]`, on the buffers' device.
-        staging: What `gather_pages` made, uint8 `[num_pages, pages.page_bytes]`.
+        staging: What `gather_pages` made, uint8 `[num_pages, pages.page_bytes]`, with
+            any stride between rows.
         backend: Which implementation; see `pick_backend`.
 
     Raises:
         BackendUnavailableError: The backend cannot run on the buffers' device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, or `page_ids` or `staging` is not as it
+            must be.
     """
+    page_ids = _check(pages, page_ids, staging)
     if pick_backend(backend, pages.device) == "reference":
         scatter_pages_reference(pages, page_ids, staging)
     else:
@@ -94,6 +101,21 @@ def scatter_pages_reference(
     """Copy pages of all layers from a staging buffer; see `scatter_pages`."""
     for buffer, part in zip(pages.buffers, _split(pages, staging), strict=True):
         buffer.index_copy_(0, page_ids.long(), part)
+
+
+def _check(
+    pages: PageBuffers, page_ids: torch.Tensor, staging: torch.Tensor
+) -> torch.Tensor:
+    """Return the page ids in one piece, or refuse them or the staging buffer."""
+    (page_ids,) = as_numbers(page_ids=page_ids)
+    shape = len(page_ids), pages.page_bytes
+    is_bytes = staging.dtype == torch.uint8 and staging.shape == shape
+    if not is_bytes or staging.stride(1) != 1:
+        raise ConfigError(
+            f"staging must be uint8 {list(shape)}, each row in one piece, got "
+            f"{staging.dtype} {list(staging.shape)} with strides {staging.stride()}"
+        )
+    return page_ids
 
 
 def _split(pages: PageBuffers, staging: torch.Tensor) -> tuple[torch.Tensor, ...]:

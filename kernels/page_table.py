@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_table
+from .errors import ConfigError
 
 
 def apply_page_table_delta(
@@ -45,8 +47,18 @@ def apply_page_table_delta(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, or a tensor has another shape or dtype.
     """
+    check_table(page_table, page_size=1)
+    rows, page_starts = as_numbers(rows=rows, page_starts=page_starts)
+    (page_indptr,) = as_numbers(page_indptr=page_indptr)
+    (new_pages,) = as_numbers(new_pages=new_pages)
+    (forgotten_rows,) = as_numbers(forgotten_rows=forgotten_rows)
+    if len(page_indptr) != len(rows) + 1:
+        raise ConfigError(
+            f"page_indptr must be one more than rows, {len(rows) + 1}, got "
+            f"{len(page_indptr)}"
+        )
     if pick_backend(backend, page_table.device) == "reference":
         apply_page_table_delta_reference(
             page_table, rows, page_starts, page_indptr, new_pages, forgotten_rows

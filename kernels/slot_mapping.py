@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from .backend import Backend, pick_backend
+from .checks import as_numbers, check_count, check_table
 
 
 def slot_mapping_extend(
@@ -45,8 +46,12 @@ def slot_mapping_extend(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a tensor has another shape or dtype, or
+            a size is out of range.
     """
+    check_table(page_table, page_size)
+    check_count("num_tokens", num_tokens)
+    rows, starts, stops = as_numbers(rows=rows, starts=starts, stops=stops)
     if pick_backend(backend, page_table.device) == "reference":
         return slot_mapping_extend_reference(
             page_table,
@@ -129,8 +134,12 @@ def slot_mapping_decode(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a tensor has another shape or dtype, or
+            a size is out of range.
     """
+    check_table(page_table, page_size)
+    check_count("num_tokens", num_tokens)
+    rows, starts = as_numbers(rows=rows, starts=starts)
     if pick_backend(backend, page_table.device) == "reference":
         return slot_mapping_decode_reference(
             page_table, rows, starts, page_size=page_size, num_tokens=num_tokens
@@ -189,8 +198,11 @@ def last_loc(
 
     Raises:
         BackendUnavailableError: The backend cannot run on the table's device.
-        ConfigError: There is no such backend.
+        ConfigError: There is no such backend, a tensor has another shape or dtype, or
+            the size is out of range.
     """
+    check_table(page_table, page_size)
+    rows, starts = as_numbers(rows=rows, starts=starts)
     if pick_backend(backend, page_table.device) == "reference":
         return last_loc_reference(page_table, rows, starts, page_size=page_size)
     return _map_positions(page_table, rows, starts, page_size, num_tokens=1, shift=-1)

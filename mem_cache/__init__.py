@@ -46,6 +46,7 @@ from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
 from .planning import (
     ChunkedLocalAttentionSpec,
+    ConfigObject,
     FullAttentionSpec,
     KVCacheCapabilities,
     KVCacheConfig,
@@ -102,6 +103,7 @@ __all__ = [
     "ChunkCache",
     "ChunkedLocalAttentionSpec",
     "ConfigError",
+    "ConfigObject",
     "CounterValues",
     "DeviceStep",
     "DoubleFreeError",

@@ -15,7 +15,9 @@ from radixkv.kernels import (
     slot_mapping_extend,
 )
 from radixkv.kernels.backend import Backend
+from radixkv.kernels.checks import check_count
 
+from .errors import LengthError
 from .kv_cache_info import KVCacheInfo
 
 
@@ -50,7 +52,12 @@ class DeviceStep:
 
         Args:
             page_size: Slots a page.
+
+        Raises:
+            ConfigError: The size is out of range.
+            LengthError: A request is longer than the table has room for.
         """
+        self._longest(page_size)
         info = self.info
         lengths = info.stops - info.starts
         # A decode step, with or without drafts, is less work.
@@ -78,7 +85,12 @@ class DeviceStep:
 
         Args:
             page_size: Slots a page.
+
+        Raises:
+            ConfigError: The size is out of range.
+            LengthError: A request is longer than the table has room for.
         """
+        self._longest(page_size)
         return last_loc(
             self.page_table,
             self.rows,
@@ -92,7 +104,12 @@ class DeviceStep:
 
         Args:
             page_size: Slots a page.
+
+        Raises:
+            ConfigError: The size is out of range.
+            LengthError: A request is longer than the table has room for.
         """
+        self._longest(page_size)
         return kv_indices(
             self.page_table,
             self.rows,
@@ -110,8 +127,12 @@ class DeviceStep:
 
         Returns:
             int32 `[num_reqs, pages of the longest request]`, 0 where there is none.
+
+        Raises:
+            ConfigError: The size is out of range.
+            LengthError: A request is longer than the table has room for.
         """
-        longest = int(self.info.stops.max(initial=0))
+        longest = self._longest(page_size)
         return block_table(
             self.page_table,
             self.rows,
@@ -120,3 +141,15 @@ class DeviceStep:
             width=-(-longest // page_size),
             backend=self.backend,
         )
+
+    def _longest(self, page_size: int) -> int:
+        """Return the length of the longest request, or refuse what has no room."""
+        check_count("page_size", page_size, minimum=1)
+        longest = int(self.info.stops.max(initial=0))
+        room = self.page_table.shape[1] * page_size
+        if longest > room:
+            raise LengthError(
+                f"a request must have <= {room} tokens, for which the page table has "
+                f"room, got {longest}"
+            )
+        return longest

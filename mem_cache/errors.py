@@ -244,7 +244,7 @@ class StalledError(CacheBusyError):
 
 
 class WrongThreadError(RadixKVError, RuntimeError):
-    """A cache was called from a thread that does not own it."""
+    """A cache or a scheduler was called from a thread that does not own it."""
 
 
 class PolicyError(RadixKVError, RuntimeError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Self
+from struct import error as StructError
+from typing import NoReturn, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import RequestStateError
+from .errors import ConfigError, RequestStateError
 from .payload import pack_payload
 
 
@@ -67,9 +68,40 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
                 `[num_reqs + 1]`.
             new_pages: Page ids, the bytes of int32 `[num_new_pages]`.
             forgotten_rows: Rows that were given back since the last message.
+
+        Raises:
+            ConfigError: A number is no int32, or the lengths contradict each other; the
+                message names the field.
         """
+        num_reqs = len(rows)
+        for name, numbers, length in (
+            ("starts", starts, num_reqs),
+            ("stops", stops, num_reqs),
+            ("page_starts", page_starts, num_reqs),
+            ("page_indptr", page_indptr, num_reqs + 1),
+        ):
+            if len(numbers) != length:
+                raise ConfigError(
+                    f"{name} must be {length} for {num_reqs} rows, got {len(numbers)}"
+                )
         head = [*rows, *starts, *stops, *page_starts, *page_indptr]
-        payload = pack_payload(head, new_pages, forgotten_rows)
+        try:
+            payload = pack_payload(head, new_pages, forgotten_rows)
+        except (StructError, TypeError) as error:
+            _refuse_numbers(
+                error,
+                rows=rows,
+                starts=starts,
+                stops=stops,
+                page_starts=page_starts,
+                page_indptr=page_indptr,
+                forgotten_rows=forgotten_rows,
+            )
+        if len(new_pages) != 4 * page_indptr[-1]:
+            raise ConfigError(
+                f"new_pages must be the {4 * page_indptr[-1]} bytes of int32 that "
+                f"page_indptr ends at, got {len(new_pages)}"
+            )
         return cls(len(rows), len(new_pages) // 4, payload)
 
     def with_copies(self, copies: Mapping[int, int]) -> Self:
@@ -203,6 +235,40 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
         """Source page by target page."""
         pairs = zip(self.copy_targets.tolist(), self.copy_sources.tolist(), strict=True)
         return dict(pairs)
+
+
+def check_lengths(info: KVCacheInfo) -> None:
+    """Refuse a payload that is shorter than its parts, or cut within a number.
+
+    Args:
+        info: The message.
+
+    Raises:
+        ConfigError: The payload, or a count of the message, is wrong.
+    """
+    counts = info.num_reqs, info.num_new_pages, info.num_copies
+    least = 4 * (5 * counts[0] + 1 + counts[1] + 2 * counts[2])
+    if min(counts) < 0:
+        raise ConfigError(
+            f"num_reqs, num_new_pages and num_copies must be >= 0, got {counts}"
+        )
+    if len(info.payload) % 4 or len(info.payload) < least:
+        raise ConfigError(
+            f"payload must be >= {least} bytes, a multiple of 4, for num_reqs, "
+            f"num_new_pages and num_copies {counts}, got {len(info.payload)}"
+        )
+
+
+def _refuse_numbers(error: Exception, **fields: Sequence[int]) -> NoReturn:
+    """Say which field of a message could not be packed."""
+    for name, numbers in fields.items():
+        try:
+            array("i", numbers)
+        except (TypeError, OverflowError):
+            raise ConfigError(
+                f"{name} must be integers in -2**31..2**31 - 1, got {list(numbers)}"
+            ) from error
+    raise ConfigError(f"new_pages must be the bytes of int32: {error}") from error
 
 
 def chain_copies(first: dict[int, int], then: Mapping[int, int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
@@ -120,8 +120,13 @@ class KVLayer:
                 head_dim]`.
 
         Raises:
-            ConfigError: The layer keeps no V of the shape of K.
+            ConfigError: The layer keeps no V of the shape of K, or there is no such
+                layout.
         """
+        if layout not in get_args(KVLayout):
+            raise ConfigError(
+                f"layout must be one of {get_args(KVLayout)}, got {layout!r}"
+            )
         k, v = self.k, self.parts.get("v")
         if v is None or v.shape != k.shape:
             raise ConfigError(f"layer must keep V in the shape of K, got {self.name}")
@@ -141,11 +146,13 @@ class KVLayer:
             v: V of the tokens, `[num_tokens, num_kv_heads, v_head_dim]`; with latent
                 attention the index keys, `[num_tokens, 1, index_dim]`, or None if there
                 are none.
-            slots: Slot of each token, int64 `[num_tokens]`.
+            slots: Slot of each token, int64 or int32 `[num_tokens]`; one outside the
+                pool, such as -1, is not written.
 
         Raises:
             ConfigError: The layer keeps a state, or numbers of a dtype that nothing is
-                converted to, or `v` is None or not where it must not be.
+                converted to, or `v` is None or not where it must not be, or a tensor
+                has another shape or dtype.
         """
         first, *rest = self._storable()
         if (v is None) == bool(rest):

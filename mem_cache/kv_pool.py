@@ -10,8 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.kernels import PageBuffers, copy_pages, gather_pages, scatter_pages
+from radixkv.kernels import (
+    PageBuffers,
+    copy_pages,
+    gather_pages,
+    pick_backend,
+    scatter_pages,
+)
 from radixkv.kernels.backend import Backend
+from radixkv.kernels.checks import as_device, as_host_integers, as_numbers
 
 from .errors import ConfigError, ForeignPageError
 from .kv_layer import KVLayer
@@ -65,10 +72,14 @@ class KVPool:
             backend: Which implementation of the ops; see `pick_backend`.
 
         Raises:
-            ConfigError: A number would lie across the places of two.
+            BackendUnavailableError: The device is not here, or the backend cannot run
+                on it.
+            ConfigError: A number would lie across the places of two, or there is no
+                such backend or device.
         """
         self.config = config
-        self.device = torch.device(device)
+        self.device = as_device(device)
+        pick_backend(backend, self.device)
         self._backend: Backend = backend
         layers = {
             name: KVLayer(name, config.spec_of(name), backend)
@@ -192,10 +203,12 @@ class KVPool:
             layer: See `layer`.
             k: K of the tokens, `[num_tokens, num_kv_heads, head_dim]`.
             v: V of the tokens, `[num_tokens, num_kv_heads, v_head_dim]`.
-            slots: Slot of each token, int64 `[num_tokens]`.
+            slots: Slot of each token, int64 or int32 `[num_tokens]`; one outside the
+                pool, such as -1, is not written.
 
         Raises:
-            ConfigError: There is no such layer, or it keeps no K and V.
+            ConfigError: There is no such layer, it keeps no K and V, or a tensor has
+                another shape or dtype.
         """
         self.layer(layer).store(k, v, slots)
 
@@ -214,9 +227,11 @@ class KVPool:
             targets: Page to write of each copy, all different, integers `[num_copies]`.
 
         Raises:
+            ConfigError: An id is no integer, a target is named twice, or there are not
+                as many of both.
             ForeignPageError: The pool has no such page.
         """
-        pages = np.array([sources, targets], np.int32)
+        pages = as_host_integers(sources=sources, targets=targets)
         if pages.size == 0:
             return
         lowest, highest = int(pages.min()), int(pages.max())
@@ -233,7 +248,14 @@ class KVPool:
             page_ids: Pages to read, int32 or int64 `[n]`, on the pool's device.
             staging: Where to, uint8 `[n, page_bytes]`; changed in place. The layers of
                 a page lie there in the order of their addresses.
+
+        Raises:
+            ConfigError: `page_ids` or `staging` has another shape or dtype, or a row of
+                `staging` has gaps.
+            ForeignPageError: The pool has no such page; only ids that are on the host
+                can be checked without waiting.
         """
+        self._check_ids(page_ids)
         gather_pages(self._pages, page_ids, staging, backend=self._backend)
 
     def scatter_pages(self, page_ids: torch.Tensor, staging: torch.Tensor) -> None:
@@ -242,8 +264,24 @@ class KVPool:
         Args:
             page_ids: Pages to write, int32 or int64 `[n]`, on the pool's device.
             staging: What `gather_pages` made, uint8 `[n, page_bytes]`.
+
+        Raises:
+            ConfigError: As in `gather_pages`.
+            ForeignPageError: As in `gather_pages`.
         """
+        self._check_ids(page_ids)
         scatter_pages(self._pages, page_ids, staging, backend=self._backend)
+
+    def _check_ids(self, page_ids: torch.Tensor) -> None:
+        """Refuse pages that the pool does not have; it has the hold page."""
+        (page_ids,) = as_numbers(page_ids=page_ids)
+        if page_ids.device.type != "cpu" or len(page_ids) == 0:
+            return
+        lowest, highest = (int(bound) for bound in page_ids.aminmax())
+        if lowest < 0 or highest > self.num_pages:
+            raise ForeignPageError(
+                f"page ids must be in 0..{self.num_pages}, got {lowest}..{highest}"
+            )
 
     def resize(self, num_pages: int) -> None:
         """Change the number of usable pages; the pages that stay keep their content.

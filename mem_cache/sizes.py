@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from types import UnionType
 
 from .errors import ConfigError, LengthError
 
@@ -77,6 +78,22 @@ def is_integer(value: object) -> bool:
     return type(value) is int or (
         not isinstance(value, bool) and isinstance(value, Integral)
     )
+
+
+def check_kind(name: str, value: object, kind: type | UnionType) -> None:
+    """Refuse an argument of another kind.
+
+    Args:
+        name: What the argument is called in the message.
+        value: The argument.
+        kind: Its class, or several.
+
+    Raises:
+        ConfigError: `value` is of no such kind.
+    """
+    if not isinstance(value, kind):
+        expected = getattr(kind, "__name__", kind)
+        raise ConfigError(f"{name} must be of kind {expected}, got {value!r}")
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:

@@ -61,6 +61,7 @@ def get_kv_cache_spec(
         page_size=page_size,
         dtype=dtype,
         checkpoint_size=checkpoint_size,
+        assume_dense=True,  # what the fields say is checked against the modules
     )
     modules = _modules_with_cache(model)
     named: dict[str, AnyKVCacheSpec] = {}

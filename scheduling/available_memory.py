@@ -36,8 +36,8 @@ def get_available_memory(
             allocated now is left out.
 
     Raises:
-        ConfigError: An argument is out of range, or the system does not tell how much
-            RAM is free.
+        ConfigError: An argument is out of range, there is no such device, or the system
+            does not tell how much RAM is free.
     """
     if available_bytes is not None:
         available_bytes = as_integer("available_bytes", available_bytes)
@@ -46,10 +46,27 @@ def get_available_memory(
         return available_bytes
     if not 0 < as_number("mem_fraction", mem_fraction) <= 1:
         raise ConfigError(f"mem_fraction must be in (0, 1], got {mem_fraction}")
-    device = torch.device(device)
+    device = _as_device(device)
     if device.type == "cuda":
         return _available_on_cuda(device, mem_fraction, run_largest_step)
     return int(_free_ram_bytes() * mem_fraction)
+
+
+def _as_device(name: torch.device | str) -> torch.device:
+    """Return a device that is there, or refuse it."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device must be one that torch knows, got {name!r}"
+        ) from error
+    if device.type == "cuda":
+        num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= num_devices:
+            raise ConfigError(
+                f"device must be one of {num_devices} CUDA devices, got {device}"
+            )
+    return device
 
 
 def _available_on_cuda(

@@ -8,7 +8,6 @@ from decimal import Decimal
 from radixkv.mem_cache.errors import ConfigError
 
 _UNITS = {
-    "": 1,
     "B": 1,
     **{f"{letter}B": 1000**n for n, letter in enumerate("KMGT", 1)},
     **{f"{letter}IB": 1024**n for n, letter in enumerate("KMGT", 1)},
@@ -35,7 +34,9 @@ def parse_byte_size(name: str, text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None or match[2] not in _UNITS:
-        raise ConfigError(f"{name} must be a size such as 80GiB, got {text!r}")
+        raise ConfigError(
+            f"{name} must be a size with its unit, such as 80GiB, got {text!r}"
+        )
     return int(Decimal(match[1]) * _UNITS[match[2]])
 
 

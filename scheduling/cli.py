@@ -27,7 +27,7 @@ def radixkv_command(
         bool, typer.Option("--version", help="Print the version.")
     ] = False,
 ) -> None:
-    """Measure what a prefix cache is worth."""
+    """Plan a cache's memory, and measure what a prefix cache is worth."""
     if version:
         print(radixkv.__version__)
     elif context.invoked_subcommand is None:

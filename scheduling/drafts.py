@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from radixkv.mem_cache.errors import PolicyError, TokenError
+from radixkv.mem_cache.errors import ConfigError, PolicyError, TokenError
 from radixkv.mem_cache.tokens import as_tokens
 
 from .base import Drafter
@@ -23,7 +23,12 @@ class Drafts:
             drafter: Guesses tokens.
             max_draft_tokens: Guesses a request and step at most, at least 1.
             vocab_size: Tokens that the model knows, if there is a bound.
+
+        Raises:
+            ConfigError: `drafter` has no `propose`, or is a class.
         """
+        if isinstance(drafter, type) or not hasattr(drafter, "propose"):
+            raise ConfigError(f"drafter must be an object with propose, got {drafter}")
         self._drafter = drafter
         self._max_draft_tokens = max_draft_tokens
         self._vocab_size = 2**31 if vocab_size is None else vocab_size

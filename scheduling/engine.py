@@ -12,7 +12,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.mem_cache import BatchRefusedError, RequestStateError, StalledError
+from radixkv.mem_cache import (
+    BatchRefusedError,
+    RadixKVError,
+    RequestStateError,
+    StalledError,
+)
 
 from .base import ModelRunner
 from .batch import Batch, BatchEntry
@@ -229,10 +234,16 @@ class Engine:
         """Take the runner's answer, and hand over what was prepared meanwhile."""
         self._in_flight = None
         try:
-            return self.scheduler.update(step.batch, step.answer.result().next_tokens)
-        except BaseException as error:
-            self._give_up(step.batch, error)
-            raise
+            try:
+                next_tokens = step.answer.result().next_tokens
+            except BaseException as error:
+                self._give_up(step.batch, error)
+                raise
+            try:
+                return self.scheduler.update(step.batch, next_tokens)
+            except RadixKVError as error:  # no tokens for this step
+                self._give_up(step.batch, error)
+                raise
         finally:
             # After a failure as well: later messages build on that of the batch. Those
             # of its requests that depend on the failed step have ended.

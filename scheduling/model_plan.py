@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from radixkv.mem_cache import (
     ConfigError,
     KVCacheConfig,
     KVCacheMemoryError,
+    MambaSpec,
     PlanReport,
     plan_kv_cache,
     report_plan,
@@ -32,9 +34,12 @@ class PlanQuestion:
     Attributes:
         model_config: The content of the model's `config.json`.
         draft_model_config: That of a draft model whose cache shares the pages.
+        model_name: What an error calls the first, such as its file.
+        draft_model_name: What it calls the second.
+        assume_dense: Read a family that is not known as its fields say.
         available_bytes: Bytes of each GPU for the cache.
         page_size: Tokens a page.
-        dtype: The torch name of the dtype of K and V; None, as the weights.
+        dtype: The torch name of the dtype of K and V; None, as the model computes.
         tensor_parallel_size: GPUs that share the heads of each layer.
         pipeline_parallel_size: Stages, which share the layers.
         max_len: Longest request, in tokens; None, as the model says.
@@ -46,6 +51,9 @@ class PlanQuestion:
 
     model_config: Mapping[str, Any]
     draft_model_config: Mapping[str, Any] | None = None
+    model_name: str = "the model"
+    draft_model_name: str = "the draft model"
+    assume_dense: bool = False
     available_bytes: int
     page_size: int = 16
     dtype: str | None = None
@@ -64,10 +72,22 @@ class PlanQuestion:
             ConfigError: The model cannot be planned, or a number is out of range.
             KVCacheMemoryError: Not even one request of `max_len` fits.
         """
-        stages = _stages(self._specs(self.model_config), self.pipeline_parallel_size)
-        if self.draft_model_config is not None:
+        specs = self._specs(self.model_name, self.model_config)
+        drafts = (
+            {}
+            if self.draft_model_config is None
+            else self._specs(self.draft_model_name, self.draft_model_config)
+        )
+        has_state = any(
+            isinstance(spec, MambaSpec) for spec in (*specs.values(), *drafts.values())
+        )
+        if self.checkpoint_size is not None and not has_state:
+            raise ConfigError(
+                f"checkpoint-size is for a model with states, got {self.model_name}"
+            )
+        stages = _stages(specs, self.pipeline_parallel_size)
+        if drafts:
             # A draft model is small, and its tokens are wanted where the last layer is.
-            drafts = self._specs(self.draft_model_config)
             stages[-1].update((f"draft.{name}", drafts[name]) for name in drafts)
         return plan_kv_cache(
             stages,
@@ -103,10 +123,11 @@ class PlanQuestion:
         """
         if self.max_len is not None:
             return as_size("max-len", self.max_len)
-        length = ModelConfig.read(self.model_config).max_position_embeddings
-        if length is not None:
-            return length
-        raise ConfigError("max-len must be given: the model's config names none")
+        with _named(self.model_name):
+            read = ModelConfig.read(self.model_config, assume_dense=self.assume_dense)
+        if read.max_position_embeddings is not None:
+            return read.max_position_embeddings
+        raise ConfigError(f"max-len must be given: {self.model_name} names none")
 
     def roomiest_page_size(self) -> tuple[int, int] | None:
         """Return the page size with which most requests fit, and how many do.
@@ -127,14 +148,25 @@ class PlanQuestion:
         num_requests, negative = max(found)
         return -negative, num_requests
 
-    def _specs(self, config: Mapping[str, Any]) -> dict[str, AnyKVCacheSpec]:
-        return specs_from_model_config(
-            config,
-            page_size=self.page_size,
-            tensor_parallel_size=self.tensor_parallel_size,
-            dtype=self.dtype,
-            checkpoint_size=self.checkpoint_size,
-        )
+    def _specs(self, name: str, config: Mapping[str, Any]) -> dict[str, AnyKVCacheSpec]:
+        with _named(name):
+            return specs_from_model_config(
+                config,
+                page_size=self.page_size,
+                tensor_parallel_size=self.tensor_parallel_size,
+                dtype=self.dtype,
+                checkpoint_size=self.checkpoint_size,
+                assume_dense=self.assume_dense,
+            )
+
+
+@contextmanager
+def _named(model: str) -> Generator[None, None, None]:
+    """Say in a refusal which model's config it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}") from error
 
 
 def read_model_config(path: Path) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ def plan_command(
     page_size: Annotated[int, typer.Option(help="Slots a page.")] = 16,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of K and V, such as float8_e4m3fn. [the model's]"),
+        typer.Option(help="Of K and V, such as float8_e4m3fn. [as computed]"),
     ] = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(help="GPUs that share the heads of each layer.")
@@ -58,6 +58,13 @@ def plan_command(
     order: Annotated[
         str, typer.Option(help="pages_outermost or layers_outermost.")
     ] = "pages_outermost",
+    assume_dense: Annotated[
+        bool,
+        typer.Option(
+            "--assume-dense",
+            help="Read a model_type that is not known as its fields say.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print figures and layouts as JSON.")
     ] = False,
@@ -78,6 +85,9 @@ def plan_command(
         draft_model_config=None
         if draft_model_config is None
         else read_model_config(draft_model_config),
+        model_name=str(model_config),
+        draft_model_name=str(draft_model_config),
+        assume_dense=assume_dense,
         available_bytes=available_bytes,
         page_size=as_size("page-size", page_size),
         dtype=dtype,

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.mem_cache.errors import LengthError, RequestStateError, TokenError
+from radixkv.mem_cache.errors import (
+    LengthError,
+    RequestStateError,
+    TokenError,
+)
 from radixkv.mem_cache.prefix_cache import check_hashable
-from radixkv.mem_cache.sizes import as_integer, as_size
+from radixkv.mem_cache.sizes import as_integer, as_size, check_kind
 from radixkv.mem_cache.tokens import Tokens, as_tokens
 
 from .sampling_params import SamplingParams
@@ -140,8 +144,8 @@ class Request:
         Raises:
             TokenError: The prompt is not a flat sequence of such integers.
             LengthError: The prompt is empty.
-            ConfigError: `namespace` or `request_id` is not hashable, or `priority` is
-                no integer.
+            ConfigError: `namespace` or `request_id` is not hashable, `priority` is no
+                integer, or `sampling_params` are none.
         """
         tokens = as_tokens(prompt)
         if not len(tokens):
@@ -149,6 +153,7 @@ class Request:
         check_hashable("namespace", namespace)
         check_hashable("request_id", request_id)
         self.request_id = request_id
+        check_kind("sampling_params", sampling_params, SamplingParams | None)
         self.sampling_params = sampling_params or SamplingParams()
         self.namespace = namespace
         self.priority = as_integer("priority", priority)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from threading import Event
+from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -22,21 +22,21 @@ class RunnerThread(ThreadPoolExecutor):
     def __init__(self) -> None:
         """Start without a thread; it begins with the first call of `submit`."""
         super().__init__(1, "radixkv-runner")
-        self._has_begun = Event()
+        # Unlike an Event, it holds no lock that an interrupt could leave taken.
+        self._begun: SimpleQueue[None] = SimpleQueue()
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]:
         """Let the thread call a function; nothing else may be under way."""
-        self._has_begun.clear()
         return super().submit(self._call, fn, *args, **kwargs)
 
     def wait_for_begin(self) -> None:
         """Wait until the thread is at what was submitted."""
-        self._has_begun.wait()
+        self._begun.get()
 
     def _call(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        self._has_begun.set()
+        self._begun.put(None)
         return fn(*args, **kwargs)
 
 

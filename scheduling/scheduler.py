@@ -16,7 +16,8 @@ from radixkv.mem_cache import (
     RequestStateError,
     TokenError,
 )
-from radixkv.mem_cache.sizes import as_size, num_pages_for
+from radixkv.mem_cache.prefix_cache import check_hashable
+from radixkv.mem_cache.sizes import as_size, check_kind, num_pages_for
 from radixkv.mem_cache.tokens import as_tokens
 
 from .admission_policies import Reservations, as_admission_policy
@@ -33,6 +34,7 @@ from .running_queue import RunningQueue
 from .scheduling_policies import as_scheduling_policy
 from .stall import StalledRequest
 from .step_planner import StepPlanner
+from .turn import Turn
 from .waiting_queue import WaitingQueue
 
 
@@ -95,6 +97,7 @@ class Scheduler:
         Raises:
             ConfigError: A number is out of range, or a policy is unknown.
         """
+        check_kind("limits", limits, SchedulerLimits | None)
         self.cache = cache
         self.limits = limits or SchedulerLimits()
         self.eos_token_ids = frozenset(
@@ -126,6 +129,7 @@ class Scheduler:
         self._outputs: list[RequestOutput] = []
         self._num_arrivals = 0
         self._num_looked_at = 0
+        self._turn = Turn()
 
     @property
     def num_retractions(self) -> int:
@@ -158,15 +162,20 @@ class Scheduler:
         Raises:
             LengthError: Prompt and `max_new_tokens` together can never fit.
             TokenError: The prompt has a token outside of the vocabulary.
-            RequestStateError: The request is not new, or its id is in use.
+            ConfigError: `request` is none.
+            RequestStateError: The request is not new, or its id is in use; or it comes
+                from within another call of the scheduler.
+            WrongThreadError: Another thread owns the scheduler.
         """
         self.check_request(request)
-        self._requests[request.request_id] = request
-        request.arrival = self._num_arrivals
-        request.arrived_at = self._waiting.num_computed_tokens
-        request.arrived_s = self._clock()
-        self._num_arrivals += 1
-        self._waiting.add(request)
+        now = self._clock()
+        with self._turn:
+            self._requests[request.request_id] = request
+            request.arrival = self._num_arrivals
+            request.arrived_at = self._waiting.num_computed_tokens
+            request.arrived_s = now
+            self._num_arrivals += 1
+            self._waiting.add(request)
 
     def check_request(self, request: Request) -> None:
         """Refuse what `add_request` would refuse; changes nothing.
@@ -174,8 +183,10 @@ class Scheduler:
         Raises:
             LengthError: Prompt and `max_new_tokens` together can never fit.
             TokenError: The prompt has a token outside of the vocabulary.
+            ConfigError: `request` is none.
             RequestStateError: The request is not new, or its id is in use.
         """
+        check_kind("request", request, Request)
         is_new = request.arrival < 0 and not request.num_output_tokens
         if not is_new or request.request_id in self._requests:
             raise RequestStateError(
@@ -204,11 +215,18 @@ class Scheduler:
         There are two phases. From now on no step computes it, and its last output comes
         with the next `update` or `take_outputs`. Its memory is given back at once, or
         when the last step is done that computes it: until then a runner may write.
+
+        Raises:
+            ConfigError: `request_id` is not hashable.
+            RequestStateError: The call comes from within another one.
+            WrongThreadError: Another thread owns the scheduler.
         """
+        check_hashable("request_id", request_id)
         request = self._requests.get(request_id)
-        if request is None:
-            return
-        self._end(request, FinishReason.ABORT)
+        if request is not None:
+            now = self._clock()
+            with self._turn:
+                self._end(request, FinishReason.ABORT, now)
 
     def schedule(self) -> Batch | None:
         """Choose the next step and give it slots.
@@ -218,36 +236,18 @@ class Scheduler:
             can go on, at least not before the steps in flight are done.
 
         Raises:
-            RequestStateError: As many batches as may be are in flight.
+            RequestStateError: As many batches as may be are in flight; or the call
+                comes from within another one.
+            WrongThreadError: Another thread owns the scheduler.
             PolicyError: The cache's eviction policy failed; the requests that were
                 part of the step already are aborted. Or the drafter failed, or another
                 policy, in this step or in the last one, which harms nobody: try again.
             TokenError: The drafter returned what are no tokens; it harms nobody either.
         """
-        if len(self._in_flight) == (2 if self.overlap else 1):
-            raise RequestStateError("the last batch must go to update() first")
-        step = BatchBuilder(self.cache)
-        self._num_looked_at = 0
-        try:
-            self._planner.fill(
-                step, is_ahead=bool(self._in_flight), refuse=self._refuse
-            )
-        except BaseException:
-            # The messages made so far will reach no worker: nobody may build on them.
-            step.recall()
-            for entry in step.entries:
-                if entry.request.status is not RequestStatus.FINISHED:
-                    self._end(entry.request, FinishReason.ABORT)
-            raise
-        self._num_looked_at = self._num_arrivals
-        batch = step.batch()
-        if batch is not None:
-            self._in_flight.append(batch)
-            now = self._clock()
-            for entry in batch.entries:
-                if entry.request.admitted_s is None:
-                    entry.request.admitted_s = now
-        return batch
+        now = self._clock()
+        with self._turn:
+            self._turn.own()
+            return self._schedule(now)
 
     def update(
         self, batch: Batch, next_tokens: NDArray[np.int32]
@@ -262,21 +262,28 @@ class Scheduler:
             What became of the requests since the last call, each end exactly once.
 
         Raises:
-            RequestStateError: `batch` is not the oldest in flight.
+            RequestStateError: `batch` is not the oldest in flight; or the call comes
+                from within another one.
+            WrongThreadError: Another thread owns the scheduler.
             LengthError: Not as many tokens as the batch samples.
-            TokenError: `next_tokens` are no token ids.
+            TokenError: `next_tokens` are no token ids, or not in the vocabulary.
         """
+        self._check_oldest(batch)
         sampled = as_tokens(next_tokens).tolist()
         if len(sampled) != batch.num_samples:
             raise LengthError(f"need {batch.num_samples} tokens, got {len(sampled)}")
-        self._land(batch)
-        self._waiting.num_computed_tokens += batch.num_tokens
+        highest = max(sampled, default=0)
+        if self.vocab_size is not None and highest >= self.vocab_size:
+            raise TokenError(f"tokens must be < {self.vocab_size}, got {highest}")
         now = self._clock()
-        end = 0
-        for entry in batch.entries:
-            begin, end = end, end + entry.num_samples
-            self._advance(entry, sampled[begin:end], now)
-        return self.take_outputs()
+        with self._turn:
+            self._in_flight.popleft()
+            self._waiting.num_computed_tokens += batch.num_tokens
+            end = 0
+            for entry in batch.entries:
+                begin, end = end, end + entry.num_samples
+                self._advance(entry, sampled[begin:end], now)
+            return self.take_outputs()
 
     def cancel(self, batch: Batch) -> None:
         """Take note that a step failed: its requests end as aborted.
@@ -285,16 +292,21 @@ class Scheduler:
         of the batch that was made after it, if there is one, which is lost as well.
 
         Raises:
-            RequestStateError: `batch` is not the oldest in flight.
+            RequestStateError: `batch` is not the oldest in flight; or the call comes
+                from within another one.
+            WrongThreadError: Another thread owns the scheduler.
         """
-        self._land(batch)
-        for entry in batch.entries:
-            request = entry.request
-            request.num_in_flight -= 1
-            if request.status is not RequestStatus.FINISHED:
-                self._end(request, FinishReason.ABORT)
-            elif not request.num_in_flight:
-                self._running.close(request)
+        self._check_oldest(batch)
+        now = self._clock()
+        with self._turn:
+            self._in_flight.popleft()
+            for entry in batch.entries:
+                request = entry.request
+                request.num_in_flight -= 1
+                if request.status is not RequestStatus.FINISHED:
+                    self._end(request, FinishReason.ABORT, now)
+                elif not request.num_in_flight:
+                    self._running.close(request)
 
     def explain_stall(self) -> tuple[StalledRequest, ...]:
         """Say why each request waits that the last `schedule` found and did not start.
@@ -316,12 +328,40 @@ class Scheduler:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    # One request ------------------------------------------------------------
+    # One step ---------------------------------------------------------------
 
-    def _land(self, batch: Batch) -> None:
+    def _schedule(self, now: float) -> Batch | None:
+        if len(self._in_flight) == (2 if self.overlap else 1):
+            raise RequestStateError("the last batch must go to update() first")
+        step = BatchBuilder(self.cache)
+        self._num_looked_at = 0
+        try:
+            self._planner.fill(
+                step,
+                is_ahead=bool(self._in_flight),
+                refuse=lambda request: self._end(request, FinishReason.REFUSED, now),
+            )
+        except BaseException:
+            # The messages made so far will reach no worker: nobody may build on them.
+            step.recall()
+            for entry in step.entries:
+                if entry.request.status is not RequestStatus.FINISHED:
+                    self._end(entry.request, FinishReason.ABORT, now)
+            raise
+        self._num_looked_at = self._num_arrivals
+        batch = step.batch()
+        if batch is not None:
+            self._in_flight.append(batch)
+            for entry in batch.entries:
+                if entry.request.admitted_s is None:
+                    entry.request.admitted_s = now
+        return batch
+
+    def _check_oldest(self, batch: Batch) -> None:
         if not self._in_flight or batch is not self._in_flight[0]:
             raise RequestStateError("need the oldest batch that schedule() returned")
-        self._in_flight.popleft()
+
+    # One request ------------------------------------------------------------
 
     def _advance(self, entry: BatchEntry, sampled: list[int], now: float) -> None:
         """Take note of what a step has computed of a request."""
@@ -353,7 +393,7 @@ class Scheduler:
                 request.first_token_s = now
             self._outputs.append(RequestOutput(request, tokens, reason))
             if reason is not None:
-                self._finish(request, reason)
+                self._finish(request, reason, now)
 
     def _accept(
         self, request: Request, drafts: tuple[int, ...], sampled: list[int]
@@ -398,21 +438,18 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def _refuse(self, request: Request) -> None:
-        self._end(request, FinishReason.REFUSED)
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _end(self, request: Request, reason: FinishReason, now: float) -> None:
         """End a request without a new token."""
         if request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
         self._outputs.append(RequestOutput(request, (), reason))
-        self._finish(request, reason)
+        self._finish(request, reason, now)
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
+    def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
         """Let a request compute no more, and own nothing once no step is at work."""
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        request.finished_s = self._clock()
+        request.finished_s = now
         del self._requests[request.request_id]
         self._running.remove(request)
         if request.kv is not None and not request.num_in_flight:

@@ -69,6 +69,11 @@ class TransformersRunner:
                 attention takes no such pool or runs in no graphs.
         """
         max_context_len = as_size("max_context_len", max_context_len)
+        if not callable(attention):
+            raise ConfigError(
+                "attention must make an AttentionBackend for a pool, such as the class "
+                f"PagedAttention, got {attention!r}"
+            )
         plan = plan_runner(
             model,
             num_pages=num_pages,

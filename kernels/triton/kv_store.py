@@ -72,6 +72,7 @@ def store_kv_kernel(
     slots_ptr: Pointer,
     k_scale: Scalar,
     v_scale: Scalar,
+    num_slots: Scalar,
     stride_k_token: Scalar,
     stride_k_head: Scalar,
     stride_k_dim: Scalar,
@@ -100,48 +101,51 @@ def store_kv_kernel(
 
     All strides but those of dims come in units: where heads begin at multiples of 16
     bytes, a unit is as many numbers as 16 bytes hold, and the compiler sees that it can
-    move 16 bytes at a time, whatever the batch.
+    move 16 bytes at a time, whatever the batch. A slot outside the buffers is not
+    written.
     """
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token)
-    page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
-    k_place = page * stride_k_buffer_page + offset * stride_k_buffer_slot
-    v_place = page * stride_v_buffer_page + offset * stride_v_buffer_slot
-    store_token(
-        k_ptr + token * stride_k_token * X_UNIT,
-        k_buffer_ptr + k_place * BUFFER_UNIT,
-        k_scale,
-        stride_k_head * X_UNIT,
-        stride_k_dim,
-        stride_k_buffer_head * BUFFER_UNIT,
-        stride_k_buffer_dim,
-        NUM_HEADS,
-        K_DIM,
-        IS_FP8,
-        K_BLOCK,
-    )
-    store_token(
-        v_ptr + token * stride_v_token * X_UNIT,
-        v_buffer_ptr + v_place * BUFFER_UNIT,
-        v_scale,
-        stride_v_head * X_UNIT,
-        stride_v_dim,
-        stride_v_buffer_head * BUFFER_UNIT,
-        stride_v_buffer_dim,
-        NUM_HEADS,
-        V_DIM,
-        IS_FP8,
-        V_BLOCK,
-    )
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if (slot >= 0) & (slot < num_slots):
+        page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
+        k_place = page * stride_k_buffer_page + offset * stride_k_buffer_slot
+        v_place = page * stride_v_buffer_page + offset * stride_v_buffer_slot
+        store_token(
+            k_ptr + token * stride_k_token * X_UNIT,
+            k_buffer_ptr + k_place * BUFFER_UNIT,
+            k_scale,
+            stride_k_head * X_UNIT,
+            stride_k_dim,
+            stride_k_buffer_head * BUFFER_UNIT,
+            stride_k_buffer_dim,
+            NUM_HEADS,
+            K_DIM,
+            IS_FP8,
+            K_BLOCK,
+        )
+        store_token(
+            v_ptr + token * stride_v_token * X_UNIT,
+            v_buffer_ptr + v_place * BUFFER_UNIT,
+            v_scale,
+            stride_v_head * X_UNIT,
+            stride_v_dim,
+            stride_v_buffer_head * BUFFER_UNIT,
+            stride_v_buffer_dim,
+            NUM_HEADS,
+            V_DIM,
+            IS_FP8,
+            V_BLOCK,
+        )
 
 
 aligned_kernel = jit(
-    do_not_specialize=STRIDES, do_not_specialize_on_alignment=["slots_ptr"]
+    do_not_specialize=("num_slots", *STRIDES),
+    do_not_specialize_on_alignment=["slots_ptr"],
 )(store_kv_kernel)
 """For tensors that begin at multiples of 16 bytes, as all their heads do."""
 
 unaligned_kernel = jit(
-    do_not_specialize=STRIDES,
+    do_not_specialize=("num_slots", *STRIDES),
     do_not_specialize_on_alignment=[
         "slots_ptr",
         "k_ptr",

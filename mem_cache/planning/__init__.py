@@ -17,6 +17,7 @@ from .kv_cache_config import (
 from .kv_cache_spec import KVCacheCapabilities, KVCacheSpec, Rewind
 from .mamba_spec import MambaSpec
 from .mla_spec import MLASpec
+from .model_config import ConfigObject
 from .model_specs import specs_from_model_config
 from .page_part import PagePart
 from .plan import plan_kv_cache
@@ -33,6 +34,7 @@ __all__ = [
     "AnyKVCacheSpec",
     "BufferOrder",
     "ChunkedLocalAttentionSpec",
+    "ConfigObject",
     "FullAttentionSpec",
     "GroupingRule",
     "KVCacheCapabilities",

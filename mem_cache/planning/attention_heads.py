@@ -27,7 +27,8 @@ def attention_heads(
         cache: What the layer keeps; some models have other heads where it is all.
 
     Raises:
-        ConfigError: The config does not say.
+        ConfigError: The config does not say, or the heads of K do not divide those of
+            the queries.
     """
     own = next(
         (
@@ -53,6 +54,11 @@ def attention_heads(
     num_kv_heads = own.num_key_value_heads or num_kv_heads or num_heads
     if not num_kv_heads:
         raise ConfigError("config must have num_attention_heads, got none")
+    if num_heads and num_heads % num_kv_heads:
+        raise ConfigError(
+            f"num_key_value_heads must divide num_attention_heads ({num_heads}), got "
+            f"{num_kv_heads}"
+        )
     return AttentionHeads(num_kv_heads, head_dim)
 
 

@@ -10,8 +10,9 @@ from msgspec.structs import force_setattr
 
 from ..errors import ConfigError
 from ..sizes import as_integer, as_size
-from .kv_cache_spec import KVCacheCapabilities, Rewind
+from .kv_cache_spec import KVCacheCapabilities, KVCacheSpec, Rewind
 from .layout_checks import check_partition, check_places
+from .sequences import as_tuple_of, check_specs
 from .spec_types import AnyKVCacheSpec
 
 BufferOrder: TypeAlias = Literal["pages_outermost", "layers_outermost"]
@@ -83,9 +84,12 @@ class KVCacheGroup(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a layer that is named twice, or has a spec but no place.
 
         Raises:
-            ConfigError: The names contradict each other.
+            ConfigError: The names contradict each other, or a field is of another type.
         """
-        force_setattr(self, "layer_names", tuple(self.layer_names))
+        layer_names = as_tuple_of("layer_names", str, self.layer_names)
+        force_setattr(self, "layer_names", layer_names)
+        as_tuple_of("spec", KVCacheSpec, (self.spec,))
+        check_specs("other_specs", self.other_specs)
         names = set(self.layer_names)
         if len(names) < len(self.layer_names):
             raise ConfigError(f"layer_names must differ, got {self.layer_names}")
@@ -138,13 +142,15 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a config whose parts contradict each other.
 
         Raises:
-            ConfigError: A number is out of range, a layer has no place or two, or
-                places overlap that are in use together.
+            ConfigError: A number is out of range, a layer has no place or two,
+                places overlap that are in use together, or a field is of another type.
         """
         as_size("num_pages", self.num_pages)
         as_size("page_size", self.page_size)
-        force_setattr(self, "tensors", tuple(self.tensors))
-        force_setattr(self, "groups", tuple(self.groups))
+        tensors = as_tuple_of("tensors", KVCacheTensor, self.tensors)
+        force_setattr(self, "tensors", tensors)
+        groups = as_tuple_of("groups", KVCacheGroup, self.groups)
+        force_setattr(self, "groups", groups)
         if as_integer("buffer_bytes", self.buffer_bytes) < 0:
             raise ConfigError(f"buffer_bytes must be >= 0, got {self.buffer_bytes}")
         if self.order not in ORDERS:

@@ -51,15 +51,21 @@ def check_places(config: KVCacheConfig) -> None:
     num_slots = config.num_pages + 1  # page 0 comes on top
     places = _places(config, num_slots)
     if config.order == "pages_outermost":
+        page_bytes, rest = divmod(config.buffer_bytes, num_slots)
+        if rest:
+            raise ConfigError(
+                f"buffer_bytes must be a multiple of num_pages + 1 ({num_slots}), got "
+                f"{config.buffer_bytes}"
+            )
         for place in places.values():
-            if place.page_stride * num_slots != config.buffer_bytes:
+            if place.page_stride != page_bytes:
                 raise ConfigError(
-                    f"page_stride must be {config.buffer_bytes / num_slots}, the "
-                    f"share of a page in the buffer, got {place.page_stride}"
+                    f"page_stride must be {page_bytes}, the share of a page in "
+                    f"buffer_bytes, got {place.page_stride}"
                 )
         # Pages are apart, so all that can overlap is the layers of one group.
         spans = {n: (p.start, p.start + p.num_bytes) for n, p in places.items()}
-        end = config.buffer_bytes // num_slots
+        end = page_bytes
     else:
         for name, place in places.items():
             if place.num_bytes > place.page_stride:

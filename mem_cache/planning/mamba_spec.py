@@ -14,6 +14,7 @@ from .kv_cache_spec import (
     check_lengths,
 )
 from .page_part import PagePart, check_dtype, lay_out
+from .sequences import as_tuple
 
 
 class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag="mamba"):
@@ -42,11 +43,14 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag="mamba"):
         """
         super().__post_init__()
         shapes = tuple(
-            tuple(as_size("a dimension of shapes", dim) for dim in shape)
-            for shape in self.shapes
+            tuple(
+                as_size("a dimension of shapes", dim)
+                for dim in as_tuple("a shape of shapes", shape)
+            )
+            for shape in as_tuple("shapes", self.shapes)
         )
         force_setattr(self, "shapes", shapes)
-        force_setattr(self, "dtypes", tuple(self.dtypes))
+        force_setattr(self, "dtypes", as_tuple("dtypes", self.dtypes))
         if not shapes or len(shapes) != len(self.dtypes):
             raise ConfigError(
                 "shapes and dtypes must name each array of the state, got "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Self, TypeAlias, cast
+from typing import Annotated, Any, Final, Protocol, Self, TypeAlias, cast
 
 import msgspec
 
 from ..errors import ConfigError
+from .family_defaults import family_defaults
+from .field_names import by_usual_names
+from .model_dtype import compute_dtype, plain_dtype
+from .model_families import check_family
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -19,82 +22,13 @@ _MAX_NUM_LAYERS: Final = 1000
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
 """Where models that also read images keep the part that has the cache."""
 
-_OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "attention_head_dim": "head_dim",
-        "conv_kernel": "mamba_d_conv",
-        "d_model": "hidden_size",
-        "expand": "mamba_expand",
-        "kv_n_heads": "num_key_value_heads",
-        "layers_block_type": "layer_types",
-        "linear_head_dim": "linear_key_head_dim",
-        "linear_num_heads": "linear_num_key_heads",
-        "max_seq_len": "max_position_embeddings",
-        "mamba_head_dim": "mamba_d_head",
-        "mamba_headdim": "mamba_d_head",
-        "mamba_ngroups": "mamba_n_groups",
-        "mamba_num_heads": "mamba_n_heads",
-        "mamba_ssm_cache_dtype": "mamba_ssm_dtype",
-        "model_max_length": "max_position_embeddings",
-        "n_embd": "hidden_size",
-        "n_groups": "mamba_n_groups",
-        "n_head": "num_attention_heads",
-        "n_heads": "num_attention_heads",
-        "n_layer": "num_hidden_layers",
-        "n_layers": "num_hidden_layers",
-        "n_mamba_heads": "mamba_n_heads",
-        "n_positions": "max_position_embeddings",
-        "num_kv_heads": "num_key_value_heads",
-        "num_layers": "num_hidden_layers",
-        "num_query_heads": "num_attention_heads",
-        "ssm_state_size": "mamba_d_state",
-        "state_size": "mamba_d_state",
-        "torch_dtype": "dtype",
-    }
-)
-"""What a few families call a field that most call otherwise."""
 
-_FAMILY_DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
-    {
-        "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
-        "gemma": {"head_dim": 256},
-        "gemma2": {
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 2,
-        },
-        "gemma3_text": {
-            "num_hidden_layers": 26,
-            "hidden_size": 2304,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-        },
-    }
-)
-"""What published files of a family leave out, since its code has a default for it."""
+class ConfigObject(Protocol):
+    """A config of transformers."""
 
-_REFUSED_FAMILIES: Final = (
-    "deepseek_v4",
-    "longcat_flash",
-    "rwkv",
-    "xlstm",
-    "zaya",
-)
-"""Families whose caches no spec describes: a plan would be wrong without a word."""
-
-_REFUSED_FIELDS: Final = (
-    "attention_types",
-    "block_configs",
-    "block_types",
-    "compress_ratios",
-    "cross_attention_layers",
-    "hybrid_layer_pattern",
-    "swa_num_key_value_heads",
-)
-"""Fields that give layers such caches."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of its `config.json`."""
+        ...
 
 
 class LinearAttentionConfig(msgspec.Struct, frozen=True):
@@ -122,6 +56,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_hidden_layers: _Size
     model_type: str = ""
     dtype: str | None = None
+    compute_dtype: str | None = None
     is_encoder_decoder: bool = False
     max_position_embeddings: _Count | None = None
     hidden_size: _Size | None = None
@@ -177,68 +112,75 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     conv_L_cache: _Count | None = None
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read(
+        cls, config: Mapping[str, Any] | ConfigObject, *, assume_dense: bool = False
+    ) -> Self:
         """Read the content of a `config.json`.
 
         Args:
-            config: Its content.
+            config: Its content, or a config of transformers.
+            assume_dense: Read one of an unknown family as its fields say.
 
         Raises:
-            ConfigError: It is no decoder's, a field is missing or of a wrong type, or
-                no spec describes the caches of its family.
+            ConfigError: It is no decoder's, its family is not known, a field is missing
+                or of a wrong type, or no spec describes its caches.
         """
-        parts = (config.get(name) for name in _TEXT_PARTS)
-        text = next(
-            (
-                cast("Mapping[str, Any]", part)
-                for part in parts
-                if isinstance(part, Mapping)
-            ),
-            config,
-        )
-        # Of the whole model, only what its text part leaves out.
+        fields = _fields(_content(config))
+        check_family(fields, assume_dense=assume_dense)
+        fields["dtype"] = plain_dtype(fields.get("dtype"))
+        fields["compute_dtype"] = compute_dtype(fields)
+        defaults = family_defaults(str(fields.get("model_type")))
         fields = {
-            "dtype": config.get("dtype") or config.get("torch_dtype"),
-            "is_encoder_decoder": config.get("is_encoder_decoder"),
-            **_by_usual_names(text),
+            name: value
+            for name, value in {**defaults, **fields}.items()
+            if value is not None and value != "auto"
         }
-        if isinstance(fields["dtype"], str):
-            fields["dtype"] = fields["dtype"].removeprefix("torch.")
-        fields = {n: v for n, v in fields.items() if v is not None and v != "auto"}
-        _refuse_unknown_caches(fields)
         layers = fields.get("layer_types") or fields.get("hybrid_override_pattern")
         if isinstance(layers, list | tuple | str):
             fields.setdefault("num_hidden_layers", len(cast("str", layers)))
-        defaults = _FAMILY_DEFAULTS.get(str(fields.get("model_type")), {})
         try:
-            read = msgspec.convert({**defaults, **fields}, cls)
+            read = msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config: {error}") from error
-        read._check()
-        return read
-
-    def _check(self) -> None:
-        if self.is_encoder_decoder:
-            raise ConfigError("the model must be a decoder, got an encoder-decoder")
-        if not 1 <= self.num_hidden_layers <= _MAX_NUM_LAYERS:
+        if not 1 <= read.num_hidden_layers <= _MAX_NUM_LAYERS:
             raise ConfigError(
                 f"num_hidden_layers must be in 1..{_MAX_NUM_LAYERS}, got "
-                f"{self.num_hidden_layers}"
+                f"{read.num_hidden_layers}"
             )
+        return read
 
 
-def _by_usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in values.items() if value is not None}
-    renamed = {
-        usual: given[name] for name, usual in _OTHER_NAMES.items() if name in given
+def _content(config: Mapping[str, Any] | ConfigObject) -> Mapping[str, Any]:
+    to_dict = getattr(config, "to_dict", None)
+    content: object = to_dict() if callable(to_dict) else config
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            "config must be the content of a config.json, or a config of transformers, "
+            f"got {type(config).__name__}"
+        )
+    return cast("Mapping[str, Any]", content)
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the part that has the cache, by their usual names."""
+    parts = (config.get(name) for name in _TEXT_PARTS)
+    text = next(
+        (
+            cast("Mapping[str, Any]", part)
+            for part in parts
+            if isinstance(part, Mapping)
+        ),
+        config,
+    )
+    fields = by_usual_names(text)
+    # Of the whole model, only what its text part leaves out.
+    whole = {
+        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        "is_encoder_decoder": config.get("is_encoder_decoder"),
+        "model_type": config.get("model_type"),
+        "quantization_config": config.get("quantization_config"),
     }
-    return {**renamed, **given}
-
-
-def _refuse_unknown_caches(fields: Mapping[str, Any]) -> None:
-    family = fields.get("model_type")
-    if family in _REFUSED_FAMILIES:
-        raise ConfigError(f"no spec describes the caches of a model of type {family}")
-    for name in _REFUSED_FIELDS:
-        if fields.get(name):
-            raise ConfigError(f"no spec describes the caches of a model with {name}")
+    for name, value in whole.items():
+        if fields.get(name) is None:
+            fields[name] = value
+    return fields

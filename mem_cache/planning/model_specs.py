@@ -17,20 +17,21 @@ from .attention_specs import (
 from .layer_caches import LayerCache, layer_caches
 from .mamba_spec import MambaSpec
 from .mla_spec import MLASpec
-from .model_config import ModelConfig
-from .page_part import DTYPE_BYTES, check_dtype
+from .model_config import ConfigObject, ModelConfig
+from .model_dtype import kv_dtype
 from .sharding import per_rank
 from .spec_types import AnyKVCacheSpec
 from .state_shapes import state_shapes
 
 
 def specs_from_model_config(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | ConfigObject,
     *,
     page_size: int = 16,
     tensor_parallel_size: int = 1,
     dtype: str | None = None,
     checkpoint_size: int | None = None,
+    assume_dense: bool = False,
 ) -> dict[str, AnyKVCacheSpec]:
     """Return the spec of each layer of a Hugging Face model on one rank.
 
@@ -39,18 +40,23 @@ def specs_from_model_config(
     networks, KDA, lightning attention, short convolutions. A layer is named
     "layers.N.attention" or "layers.N.state"; a layer that keeps nothing is left out.
 
+    A `model_type` that is not known is refused, since its fields may mean something
+    else there. A config without one is taken at its word.
+
     Args:
-        config: The content of the model's `config.json`.
+        config: The content of the model's `config.json`, or its config of transformers.
         page_size: Tokens a page, at least 1.
         tensor_parallel_size: Ranks that divide the heads among them, at least 1. With
             more ranks than heads, heads are copied; latent attention is on each rank.
-        dtype: The torch name of the dtype of K and V; that of the weights if not given.
+        dtype: The torch name of the dtype of K and V; what the model computes in if
+            not given.
         checkpoint_size: Tokens between the states that are kept for reuse; None keeps
             none.
+        assume_dense: Read a family that is not known as its fields say.
 
     Raises:
-        ConfigError: The config is no decoder's, lacks a field, says what no spec
-            describes, or an argument is out of range.
+        ConfigError: The config is no decoder's, its family is not known, it lacks a
+            field, says what no spec describes, or an argument is out of range.
 
     Example:
         >>> llama = {
@@ -64,8 +70,8 @@ def specs_from_model_config(
         >>> len(specs), specs["layers.31.attention"].num_kv_heads
         (32, 4)
     """
-    read = ModelConfig.read(config)
-    dtype = check_dtype("dtype", dtype or read.dtype)
+    read = ModelConfig.read(config, assume_dense=assume_dense)
+    dtype = kv_dtype(dtype, read.compute_dtype, read.dtype)
     layout = _Layout(
         config=read,
         page_size=as_size("page_size", page_size),
@@ -128,10 +134,10 @@ class _Layout:
 
     def _state(self) -> MambaSpec:
         # K and V may be kept in fewer bits than the model computes with, a state not.
-        weights = self.config.dtype or self.dtype
+        computed = self.config.compute_dtype or "bfloat16"
         shapes = state_shapes(self.config, self.tensor_parallel_size)
         arrays = [
-            (shapes.conv, weights if DTYPE_BYTES.get(weights, 0) > 1 else "bfloat16"),
+            (shapes.conv, computed),
             (shapes.recurrent, self.config.mamba_ssm_dtype),
         ]
         return MambaSpec(

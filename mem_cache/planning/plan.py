@@ -10,6 +10,7 @@ from .grouping import GroupingRule, group_layers, groups_of_worker
 from .kv_cache_config import BufferOrder, KVCacheConfig
 from .kv_cache_spec import CHUNKED_PREFILL_SIZE, KVCacheSpec
 from .request_pages import check_enough_kv_cache_memory
+from .sequences import as_tuple
 from .spec_types import AnyKVCacheSpec
 
 _MOST_PAGES = 2**31 - 1
@@ -47,8 +48,8 @@ def plan_kv_cache(
         KVCacheMemoryError: A worker cannot hold one request of `max_len`.
         SpecConflictError: Two workers differ on a layer, or share only some layers.
         UnknownSpecError: A spec has no rule.
-        ConfigError: There is no layer, page sizes differ, or an argument is out of
-            range.
+        ConfigError: There is no layer, page sizes differ, something is no spec, or an
+            argument is out of range.
 
     Example:
         >>> from radixkv.mem_cache.planning import FullAttentionSpec
@@ -60,23 +61,23 @@ def plan_kv_cache(
         >>> first.num_pages, second == first
         (10239, True)
     """
-    if len(specs_per_worker) != len(available_bytes_per_worker):
+    workers = as_tuple("specs_per_worker", specs_per_worker)
+    memory = as_tuple("available_bytes_per_worker", available_bytes_per_worker)
+    if len(workers) != len(memory):
         raise ConfigError(
             "available_bytes_per_worker must have one number a worker, got "
-            f"{len(available_bytes_per_worker)} for {len(specs_per_worker)} workers"
+            f"{len(memory)} for {len(workers)} workers"
         )
     groups = group_layers(
-        specs_per_worker,
+        workers,
         max_len=max_len,
         chunked_prefill_size=chunked_prefill_size,
         order=order,
         rules=rules,
     )
-    per_worker = [groups_of_worker(groups, specs) for specs in specs_per_worker]
+    per_worker = [groups_of_worker(groups, specs) for specs in workers]
     num_pages = _MOST_PAGES
-    for own, available_bytes in zip(
-        per_worker, available_bytes_per_worker, strict=True
-    ):
+    for own, available_bytes in zip(per_worker, memory, strict=True):
         check_enough_kv_cache_memory(
             own,
             available_bytes,

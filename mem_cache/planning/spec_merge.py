@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from ..errors import ConfigError, SpecConflictError
+from .sequences import as_tuple, check_specs
 from .spec_types import AnyKVCacheSpec
 
 
@@ -24,8 +25,11 @@ def merge_specs(
 
     Raises:
         SpecConflictError: Two workers differ on a layer, or share only some layers.
-        ConfigError: No worker has a layer, or the page sizes differ.
+        ConfigError: No worker has a layer, the page sizes differ, or something is no
+            spec.
     """
+    for worker, specs in enumerate(as_tuple("specs_per_worker", specs_per_worker)):
+        check_specs(f"specs_per_worker[{worker}]", specs)
     stages: dict[frozenset[str], int] = {}
     for worker, specs in enumerate(specs_per_worker):
         first = stages.setdefault(frozenset(specs), worker)

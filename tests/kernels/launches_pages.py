@@ -81,7 +81,7 @@ def indices(num_reqs: int, first: int) -> None:
 
 def pool(dtype: torch.dtype, dim: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the K and V of a layer in a pool whose layers of a page lie together."""
-    pages = torch.zeros(4, 2, PAGE_SIZE, 8, dim).to(dtype)
+    pages = torch.zeros(64, 2, PAGE_SIZE, 8, dim).to(dtype)
     return pages[:, 0], pages[:, 1]
 
 

@@ -79,7 +79,7 @@ def make_info(lengths: list[int]) -> KVCacheInfo:
         stops=[a + b for a, b in zip(starts, lengths, strict=True)],
         page_starts=[0] * len(lengths),
         page_indptr=ends.tolist(),
-        new_pages=np.arange(ends[-1], dtype=np.int32).tobytes(),
+        new_pages=np.arange(1, ends[-1] + 1, dtype=np.int32).tobytes(),
         forgotten_rows=[300, 301],
     )
 

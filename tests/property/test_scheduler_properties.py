@@ -249,6 +249,11 @@ class BusyDay:
         self.checked.add(prompt, params, namespace, random.choice([0, 0, 0, 1, 2]))
 
 
+# A day is worth many examples, and takes as long.
+days = settings(max_examples=max(1, settings().max_examples // 3))
+
+
+@days
 @given(
     is_cached=st.sampled_from([True, True, False]),
     page_size=page_sizes,
@@ -258,6 +263,7 @@ def test_a_busy_day_ends_well(is_cached: bool, page_size: int, seed: int) -> Non
     BusyDay(is_cached=is_cached, page_size=page_size, seed=seed).run(num_steps=20)
 
 
+@days
 @given(page_size=page_sizes, seed=st.integers(0, 2**32 - 1))
 def test_a_pool_that_is_resized_refuses_only_what_it_cannot_hold(
     page_size: int, seed: int

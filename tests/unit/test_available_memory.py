@@ -38,8 +38,16 @@ class Device:
             "max_memory_allocated",
             "mem_get_info",
             "memory_reserved",
+            "is_available",
+            "device_count",
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
 
     def empty_cache(self) -> None:
         self.reserved = self.weights
@@ -150,3 +158,21 @@ def test_an_argument_out_of_range_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         get_available_memory("cpu", **options)
+
+
+@pytest.mark.parametrize("device", ["tpu?", None])
+def test_a_device_that_torch_does_not_know_is_refused(device: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigError, match="device must be one that torch knows, got"):
+        get_available_memory(device)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+
+    with pytest.raises(ConfigError, match="of 1 CUDA devices, got cuda:1"):
+        get_available_memory("cuda:1", run_largest_step=device.run_largest_step)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="of 0 CUDA devices, got cuda"):
+        get_available_memory("cuda", run_largest_step=device.run_largest_step)
+    assert [] == device.calls

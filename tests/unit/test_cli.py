@@ -106,7 +106,10 @@ def test_an_unknown_command_is_refused_in_one_line(
     ("args", "words"),
     [
         (["--version"], [radixkv.__version__]),
-        (["--help"], ["bench-one-batch", "--version"]),
+        (
+            ["--help"],
+            ["bench-one-batch", "--version", "Plan a cache", "cache is worth"],
+        ),
         ([], ["bench-one-batch", "--version"]),
         (
             ["bench-one-batch", "--help"],

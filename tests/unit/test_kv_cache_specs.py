@@ -399,3 +399,22 @@ def test_a_class_of_specs_must_say_everything(what: str) -> None:
         getattr(Silent(page_size=1), what)
     with pytest.raises(NotImplementedError, match="Silent does not count"):
         Silent(page_size=1).max_num_pages(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shapes": None}, "shapes must be a sequence, got None"),
+        ({"shapes": (3,)}, "a shape of shapes must be a sequence, got 3"),
+        ({"shapes": ("ab",)}, "a shape of shapes must be a sequence, got 'ab'"),
+        ({"dtypes": None}, "dtypes must be a sequence, got None"),
+        ({"dtypes": "float32"}, "dtypes must be a sequence, got 'float32'"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    right = {"page_size": 16, "shapes": ((3,),), "dtypes": ("float32",)}
+
+    with pytest.raises(ConfigError, match=message):
+        MambaSpec(**{**right, **fields})

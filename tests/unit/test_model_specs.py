@@ -275,8 +275,39 @@ def test_without_a_dtype_that_of_the_weights_is_taken() -> None:
     assert "float16" == specs_of("llama-2-7b", dtype=None)["layers.0.attention"].dtype  # type: ignore[union-attr]
     whole = {"dtype": "torch.float16", "text_config": small()}
     assert "float16" == specs_from_model_config(whole)["layers.0.attention"].dtype  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"dtype must be one of .*, got None"):
+    with pytest.raises(ConfigError, match=r"--dtype.* given .*: the config names none"):
         specs_of("gpt2", dtype=None)
+
+
+class TorchDtype:
+    """Prints itself as a dtype of torch does."""
+
+    def __str__(self) -> str:
+        return "torch.bfloat16"
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "bfloat16", TorchDtype()])
+def test_a_dtype_may_be_spelled_as_torch_does(dtype: Any) -> None:  # noqa: ANN401
+    given = specs_from_model_config(small(), dtype=dtype)
+
+    assert given == specs_from_model_config(small(dtype=dtype))
+    assert "bfloat16" == given["layers.0.attention"].dtype  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn", "uint8", None])
+def test_k_and_v_are_not_kept_as_quantised_weights_are(weights: str | None) -> None:
+    compute = {"bnb_4bit_compute_dtype": "torch.float16"}
+    config = small(dtype=weights, quantization_config=compute)
+
+    assert "float16" == specs_from_model_config(config)["layers.0.attention"].dtype  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=rf"names {weights or 'none'}"):
+        specs_from_model_config(small(dtype=weights, quantization_config={}))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e5m2", "float64", "", 3])
+def test_a_dtype_that_nothing_stores_k_and_v_as_is_refused(dtype: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigError, match="dtype must be one of float32, float16, bf"):
+        specs_from_model_config(small(), dtype=dtype)
 
 
 # What a config may say
@@ -481,7 +512,18 @@ def test_what_a_family_leaves_out_is_filled_in() -> None:
         ),
         ({"index_head_dim": 4}, "no spec describes an index beside K and V"),
         ({"layer_types": ["indexed_attention"] * 4}, "must have index_head_dim"),
-        ({"dtype": "int4"}, "dtype must be one of .*, got 'int4'"),
+        ({"dtype": "int4"}, "dtype .* must be given .*: the config names int4"),
+        ({"num_key_value_heads": 3}, r"must divide num_attention_heads \(4\), got 3"),
+        ({"num_key_value_heads": 8}, r"must divide num_attention_heads \(4\), got 8"),
+        ({"model_type": "hymba"}, "caches of a model of type hymba"),
+        ({"use_cla": True, "cla_share_factor": 2}, "of a model with use_cla"),
+        ({"cla_share_factor": 2}, "of a model with cla_share_factor"),
+        ({"layer_group_size": 5}, "of a model with layer_group_size"),
+        ({"global_attn_idx": [0, 2]}, "of a model with global_attn_idx"),
+        ({"mamba_step": 2}, "of a model with mamba_step"),
+        ({"use_bidirectional_attention": True}, "got bidirectional attention"),
+        ({"model_type": "zamba"}, "type zamba must name the type of each layer"),
+        ({"model_type": "minimax"}, "type minimax must name the type of each layer"),
         ({"sliding_window": 2**31}, "sliding_window"),
         ({"sliding_window": float("nan")}, "sliding_window"),
     ],
@@ -544,3 +586,172 @@ def test_any_config_is_read_or_refused(
         return
 
     assert all(spec.page_bytes > 0 for spec in specs.values())
+
+
+# Families
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_kv_heads": 2},
+        {"n_kv_heads": 2},
+        {"n_head_kv": 2},
+        {"kv_n_heads": 2},
+        {"num_attention_groups": 2},
+        {"num_key_value_heads_per_layer": [2] * 4},
+        {"multi_query_attention": True, "multi_query_group_num": 2},
+        {"attn_config": {"kv_n_heads": 2}},
+        {"num_kv_heads": 2, "num_key_value_heads": None},
+    ],
+)
+def test_the_heads_of_k_and_v_are_read_by_each_of_their_names(
+    fields: dict[str, object],
+) -> None:
+    expected = specs_from_model_config(small(num_key_value_heads=2), dtype="float16")
+
+    assert expected == specs_from_model_config(small(**fields), dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_kv_heads"),
+    [
+        ({"multi_query_attention": False, "multi_query_group_num": 2}, 4),
+        ({"multi_query_attention": True}, 1),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, 1),
+        ({"attn_config": {"attn_type": "multihead_attention"}}, 4),
+        ({"model_type": "falcon"}, 1),
+        ({"model_type": "falcon", "multi_query": False}, 4),
+        ({"model_type": "gpt_bigcode"}, 1),
+    ],
+)
+def test_one_head_for_all_queries_has_several_names(
+    fields: dict[str, object], num_kv_heads: int
+) -> None:
+    specs = specs_from_model_config(small(**fields), dtype="float16")
+
+    assert {num_kv_heads} == {spec.num_kv_heads for spec in specs.values()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("n_layer", "n_embd", "n_head"),
+        ("n_layers", "dim", "n_heads"),
+        ("num_layers", "d_model", "num_query_heads"),
+        ("num_layers", "n_embed", "n_head"),
+    ],
+)
+def test_the_sizes_are_read_by_each_of_their_names(names: tuple[str, ...]) -> None:
+    other = dict(zip(names, (4, 32, 4), strict=True))
+
+    assert specs_from_model_config(small(), dtype="float16") == (
+        specs_from_model_config(other, dtype="float16")
+    )
+
+
+WIDE: dict[str, object] = {"hidden_size": 2048, "num_attention_heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "heads"),
+    [
+        # What transformers' own configs fill in, of version 5.
+        ({"model_type": "mistral", **WIDE}, SlidingWindowSpec, (8, 128)),
+        ({"model_type": "mixtral", **WIDE}, FullAttentionSpec, (8, 128)),
+        (
+            {"model_type": "qwen3", **WIDE, "hidden_size": 64},
+            FullAttentionSpec,
+            (16, 128),
+        ),
+        ({"model_type": "qwen2", "sliding_window": 8}, FullAttentionSpec, (4, 8)),
+        ({"model_type": "qwen3_moe", "sliding_window": 8}, FullAttentionSpec, (4, 8)),
+        ({"model_type": "gemma", **WIDE}, FullAttentionSpec, (16, 256)),
+        ({"model_type": "seed_oss", **WIDE}, FullAttentionSpec, (8, 128)),
+    ],
+)
+def test_what_a_family_has_a_default_for_may_be_left_out(
+    fields: dict[str, object], kind: type, heads: tuple[int, int]
+) -> None:
+    specs = specs_from_model_config(small(**fields), dtype="float16")
+
+    assert {(kind, *heads)} == {
+        (type(spec), spec.num_kv_heads, spec.head_dim)  # type: ignore[union-attr]
+        for spec in specs.values()
+    }
+
+
+def test_null_is_not_left_out() -> None:
+    config = small(model_type="mistral", sliding_window=None, num_key_value_heads=None)
+
+    assert specs_from_model_config(small(), dtype="float16") == (
+        specs_from_model_config(config, dtype="float16")
+    )
+
+
+def test_a_family_that_is_not_known_is_refused_unless_it_is_said_to_be_dense() -> None:
+    new = small(model_type="brand_new", num_kv_heads=2)
+
+    with pytest.raises(
+        ConfigError, match=r"known, got brand_new: .* assume_dense \(--assume-dense\)"
+    ):
+        specs_from_model_config(new, dtype="float16")
+    assert specs_from_model_config(small(num_kv_heads=2), dtype="float16") == (
+        specs_from_model_config(new, dtype="float16", assume_dense=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "bert"},
+        {"model_type": "vit"},
+        {"model_type": "brand_new", "layer_group_size": 5},
+        {"model_type": "rwkv"},
+        {"model_type": "zamba"},
+        {"model_type": "brand_new", "is_encoder_decoder": True},
+    ],
+)
+def test_what_is_known_to_be_something_else_is_never_read_as_dense(
+    fields: dict[str, object],
+) -> None:
+    with pytest.raises(ConfigError):
+        specs_from_model_config(small(**fields), dtype="float16", assume_dense=True)
+
+
+def test_the_family_of_a_text_part_may_be_that_of_the_whole() -> None:
+    text = {"text_config": small(sliding_window=8), "dtype": "float16"}
+
+    with pytest.raises(ConfigError, match="known, got brand_new"):
+        specs_from_model_config({**text, "model_type": "brand_new"})
+    assert FullAttentionSpec is type(
+        specs_from_model_config({**text, "model_type": "qwen2"})["layers.0.attention"]
+    )
+
+
+def test_a_field_that_shares_nothing_is_no_reason_to_refuse() -> None:
+    fields: dict[str, object] = {"use_cla": False, "cla_share_factor": 2}
+
+    assert specs_from_model_config(small(), dtype="float16") == (
+        specs_from_model_config(small(**fields, layer_group_size=1), dtype="float16")
+    )
+
+
+class TransformersConfig:
+    """A config as transformers has it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its content."""
+        return small(dtype="float16")
+
+
+def test_a_config_of_transformers_is_read() -> None:
+    assert specs_from_model_config(small(dtype="float16")) == (
+        specs_from_model_config(TransformersConfig())
+    )
+
+
+@pytest.mark.parametrize("config", [None, [], [1], "config.json", 3])
+def test_what_is_no_config_is_refused(config: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigError, match=r"must be the content of a config\.json"):
+        specs_from_model_config(config, dtype="float16")

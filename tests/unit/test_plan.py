@@ -517,7 +517,14 @@ def tensor(**changes: object) -> KVCacheTensor:
         ({"page_size": 8}, r"page_size must be that of all specs \(8\), got 16"),
         ({"buffer_bytes": -1}, "buffer_bytes must be >= 0"),
         ({"buffer_bytes": 1.5}, "buffer_bytes must be an integer"),
-        ({"buffer_bytes": 4095}, "page_stride must be"),
+        (
+            {"buffer_bytes": 4095},
+            r"buffer_bytes must be a multiple of num_pages \+ 1 \(4\), got 4095",
+        ),
+        ({"groups": None}, "groups must be a sequence, got None"),
+        ({"groups": (3,)}, "groups must hold KVCacheGroups, got 3"),
+        ({"tensors": None}, "tensors must be a sequence, got None"),
+        ({"tensors": "ab"}, "tensors must be a sequence, got 'ab'"),
         ({"order": "heads_outermost"}, "order must be one of"),
         (
             {"tensors": ()},
@@ -528,7 +535,7 @@ def tensor(**changes: object) -> KVCacheTensor:
         ({"tensors": (tensor(layer_stride=511),)}, "a and b overlap at byte 511"),
         ({"tensors": (tensor(offset=1),)}, "b must lie in bytes 0..1024, got 513"),
         ({"tensors": (tensor(offset=-1),)}, "a must lie in bytes 0..1024, got -1"),
-        ({"tensors": (tensor(page_stride=512),)}, "page_stride must be"),
+        ({"tensors": (tensor(page_stride=512),)}, "page_stride must be 1024, "),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(
@@ -695,3 +702,47 @@ def test_s3_12_planning_and_binding_import_neither_torch_nor_the_scheduler() -> 
     )
 
     assert "[]\n" == printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_names": None}, "layer_names must be a sequence, got None"),
+        ({"layer_names": "ab"}, "layer_names must be a sequence, got 'ab'"),
+        ({"layer_names": (1, 2)}, "layer_names must hold strs, got 1"),
+        ({"spec": None}, "spec must hold KVCacheSpecs, got None"),
+        ({"other_specs": None}, "other_specs must name the spec of each layer"),
+        ({"other_specs": {"a": 3}}, "other_specs must hold specs by layer, got 'a': 3"),
+    ],
+)
+def test_a_group_of_something_else_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KVCacheGroup(**{"layer_names": ("a",), "spec": FULL, **fields})
+
+
+@pytest.mark.parametrize(
+    ("specs_per_worker", "message"),
+    [
+        ([[FULL]], r"specs_per_worker\[0\] must name the spec of each layer, got list"),
+        ([None], "must name the spec of each layer, got NoneType"),
+        ([{"a": 3}], r"specs_per_worker\[0\] must hold specs by layer, got 'a': 3"),
+        ([{1: FULL}], "must hold specs by layer, got 1"),
+        ({"a": FULL}, "specs_per_worker must be a sequence"),
+        (None, "specs_per_worker must be a sequence, got None"),
+    ],
+)
+def test_what_is_no_spec_is_refused(
+    specs_per_worker: Any,  # noqa: ANN401
+    message: str,
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_kv_cache(specs_per_worker, [4096], max_len=16)
+
+
+def test_memory_that_is_no_sequence_is_refused() -> None:
+    memory: Any = 4096
+
+    with pytest.raises(ConfigError, match="available_bytes_per_worker must be a seq"):
+        plan_kv_cache([layers(FULL, 1)], memory, max_len=16)

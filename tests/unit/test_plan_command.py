@@ -180,7 +180,12 @@ def test_the_roomiest_page_size_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--gpu-memory", "lots"], "gpu-memory must be a size such as 80GiB"),
+        (["--gpu-memory", "lots"], "gpu-memory must be a size with its unit, such as"),
+        (["--gpu-memory", "80"], "a size with its unit, such as 80GiB, got '80'"),
+        (["--checkpoint-size", "16"], "checkpoint-size is for a model with states"),
+        (["--dtype", "int8"], "dtype must be one of"),
+        (["--dtype", "float8_e5m2"], "dtype must be one of"),
+        (["--model-config", str(FOLDER / "gpt2.json")], "gpt2.json: dtype (--dtype)"),
         (["--gpu-memory", "-1GiB"], "gpu-memory must be a size"),
         (["--gpu-memory", "nan"], "gpu-memory must be a size"),
         (["--gpu-memory", "1e400GB"], "gpu-memory must be a size"),
@@ -256,9 +261,8 @@ def test_a_config_of_many_brackets_is_refused(tmp_path: Path) -> None:
         ("80GB", 80 * 10**9),
         ("1.5TB", 1_500_000_000_000),
         ("0.1KiB", 102),
-        ("7", 7),
         ("7B", 7),
-        ("99999999999999999999", 99999999999999999999),
+        ("99999999999999999999B", 99999999999999999999),
     ],
 )
 def test_bytes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
@@ -266,10 +270,12 @@ def test_bytes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "1.GiB", "1e3", "٣GiB", "1 G", "--1", "1XB"]
+    "text", ["", "7", "GiB", "1.GiB", "1e3", "٣GiB", "1 G", "--1", "1XB"]
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="memory must be a size such as 80GiB, got"):
+    with pytest.raises(
+        ConfigError, match="memory must be a size with its unit, such as"
+    ):
         parse_byte_size("memory", text)
 
 
@@ -305,3 +311,55 @@ def test_layers_are_dealt_out_to_stages_in_order() -> None:
     assert "layers.10.attention" == first.layer_names[-1]
     assert "layers.11.attention" == second.layer_names[0]
     assert [11, 11, 10] == [len(c.layer_names) for c in (first, second, third)]
+
+
+NEW_FAMILY = {
+    "model_type": "brand_new",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "dtype": "bfloat16",
+}
+
+
+def test_a_family_that_is_not_known_is_refused_unless_it_is_said_to_be_dense(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "new.json"
+    path.write_bytes(msgspec.json.encode(NEW_FAMILY))
+    args = ["--model-config", str(path), "--gpu-memory", "1MiB"]
+
+    refused, out, err = run(monkeypatch, capsys, *args)
+    assert (2, "") == (refused, out)
+    assert f"{path}: model_type must be of a family that is known, got brand_new" in err
+    assert "--assume-dense" in err
+
+    planned, out, _ = run(monkeypatch, capsys, *args, "--assume-dense")
+    assert 0 == planned
+    assert [f"{2 * 2 * 16 * 2 * 2} B"] == figures(out)["a token"]
+
+
+def test_a_config_error_names_the_file_of_the_model_that_it_is_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "draft.json"
+    path.write_bytes(msgspec.json.encode({**NEW_FAMILY, "model_type": "bert"}))
+
+    _, _, err = run(
+        monkeypatch,
+        capsys,
+        *["--model-config", LLAMA, "--gpu-memory", "40GiB"],
+        *["--draft-model-config", str(path)],
+    )
+
+    assert f"radixkv: {path}: the model must be a decoder, got model_type bert" in err
+
+
+def test_checkpoints_are_for_a_model_or_a_draft_model_with_states() -> None:
+    jamba = read_model_config(FOLDER / "jamba-v0.1.json")
+
+    with pytest.raises(ConfigError, match="checkpoint-size is for a model with states"):
+        question(checkpoint_size=16).plan()
+    assert question(max_len=64, checkpoint_size=16, draft_model_config=jamba).plan()
