@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.mem_cache.testing import CheckedCache, Live
@@ -146,7 +146,9 @@ class RandomLife:
         self.checked.bump_epoch(self.random.choice([None, None, "tenant"]))
 
 
+# Five policies see as many lives as other properties see examples, and a half more.
 @pytest.mark.parametrize("policy", ["lru", "lfu", "priority", "filo", "none"])
+@settings(max_examples=max(10, settings().max_examples * 3 // 10))
 @given(
     num_pages=st.integers(4, 12),
     page_size=st.sampled_from([1, 2, 3, 16]),

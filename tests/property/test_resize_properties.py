@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -73,6 +73,7 @@ sizes = {
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "none"])
+@settings(max_examples=max(10, settings().max_examples // 2))
 @given(**sizes)
 def test_workers_elsewhere_find_every_page_where_it_went(
     policy: str,

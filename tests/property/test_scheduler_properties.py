@@ -250,7 +250,7 @@ class BusyDay:
 
 
 # A day is worth many examples, and takes as long.
-days = settings(max_examples=max(1, settings().max_examples // 3))
+days = settings(max_examples=max(10, settings().max_examples // 3))
 
 
 @days
