@@ -714,3 +714,35 @@ def test_a_request_that_others_leave_no_room_waits_and_is_not_refused() -> None:
     for _ in engine.run():
         pass
     assert len(request.output_tokens) == 4
+
+
+def test_with_overlap_a_step_is_prepared_before_the_token_is_known() -> None:
+    memory = MemoryManager(16, 4, max_num_requests=8, max_context_len=64)
+    scheduler = Scheduler(RadixCache(memory), overlap=True)
+    add(scheduler, "a", 4, 4)
+    actual = []
+    batches = [schedule(scheduler)]
+    for _ in range(3):
+        batches.append(schedule(scheduler))
+        done = batches.pop(0)
+        actual.append(spans(done))
+        scheduler.update(done, answer(done))
+
+    # Nothing comes behind the last token that it may have.
+    assert scheduler.schedule() is None
+    assert [[("a", 0, 4)], [("a", 4, 5)], [("a", 5, 6)]] == actual
+    assert [("a", 6, 7)] == spans(batches[0])
+
+
+def test_nobody_waits_for_a_page_behind_another_prefix() -> None:
+    """The page that it lacks is computed, but its tokens come after other ones."""
+    scheduler = make()
+    first = Request("first", [1, 2, 3, 4, 9], SamplingParams(1))
+    scheduler.add_request(first)
+    drain(scheduler)
+    other = Request("other", [6, 6, 6, 6, 5, 5, 5, 5, 1], SamplingParams(1))
+    request = Request("same page", [1, 2, 3, 4, 5, 5, 5, 5, 1], SamplingParams(1))
+    for each in (other, request):
+        scheduler.add_request(each)
+
+    assert [("other", 0, 9), ("same page", 4, 9)] == spans(schedule(scheduler))
