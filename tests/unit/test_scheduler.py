@@ -746,3 +746,14 @@ def test_nobody_waits_for_a_page_behind_another_prefix() -> None:
         scheduler.add_request(each)
 
     assert [("other", 0, 9), ("same page", 4, 9)] == spans(schedule(scheduler))
+
+
+def test_nobody_waits_for_a_prompt_that_is_computed_but_of_a_past_epoch() -> None:
+    scheduler = make()
+    prompt = range(9)
+    scheduler.add_request(Request("old", prompt, SamplingParams(9)))
+    step(scheduler)
+    scheduler.cache.bump_epoch(None)
+    scheduler.add_request(Request("new", prompt, SamplingParams(1)))
+
+    assert [("old", 9, 10), ("new", 0, 9)] == spans(schedule(scheduler))
