@@ -74,6 +74,7 @@ from .planning import (
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
 from .radix_node import RadixNode, RadixRoot
+from .request_handle import RequestHandle
 from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
 from .room_forecast import Obstacle
@@ -142,6 +143,7 @@ __all__ = [
     "RadixKVError",
     "RadixNode",
     "RadixRoot",
+    "RequestHandle",
     "RequestKV",
     "RequestStateError",
     "RequestTable",

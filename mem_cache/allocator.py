@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from sys import byteorder
 from typing import Any, Final, cast
@@ -19,6 +20,9 @@ from .errors import (
 from .sizes import as_integer, as_size
 
 _INT32: Final = np.dtype(np.int32)
+
+_FEW: Final = 16
+"""So many pages are moved one by one, which costs less than numpy's calls."""
 
 HOLD_PAGE: Final = 0
 """Padded tokens write there. It is first, so no resize can move it."""
@@ -112,29 +116,46 @@ class TokenToKVPoolAllocator:
         Args:
             num_pages: Pages to take; as many must be free.
         """
-        top = self.num_free_pages - num_pages
+        end = self.num_free_pages
+        top = end - num_pages
         self.num_free_pages = top
-        if num_pages == 1:  # without numpy: most allocations want one page
+        if num_pages > _FEW:
+            pages = self._stack[top:end].copy()
+            pages.sort()
+            self._state[pages.astype(np.int64)] = pages
+            return pages.tobytes()
+        state = self._state_view
+        if num_pages == 1:
             page = self._stack_view[top]
-            self._state_view[page] = page
+            state[page] = page
             return page.to_bytes(4, byteorder)
-        pages = self._stack[top : top + num_pages].copy()
-        pages.sort()
-        self._state[pages.astype(np.int64)] = pages
-        return pages.tobytes()
+        ids = self._stack_view[top:end].tolist()
+        ids.sort()
+        for page in ids:
+            state[page] = page
+        return array("i", ids).tobytes()
 
-    def give_back(self, pages: bytes) -> None:
+    def give_back(self, pages: bytes | bytearray) -> None:
         """Do as `free`, for callers that keep page ids as the bytes of int32."""
+        if len(pages) > 4 * _FEW:
+            self._push(np.frombuffer(pages, np.int32))
+            return
+        state = self._state_view
+        stack = self._stack_view
         top = self.num_free_pages
-        if len(pages) == 4:  # most of them free a tail
-            # A negative id reads as one above the end, and the state of page 0 is -1.
-            page = int.from_bytes(pages, byteorder)
-            if page <= self.num_pages and self._state_view[page] == page:
-                self._state_view[page] = 0
-                self._stack_view[top] = page
-                self.num_free_pages = top + 1
-                return
-        self._push(np.frombuffer(pages, np.int32))
+        num_pages = self.num_pages
+        ids = array("i")
+        ids.frombytes(pages)
+        for page in ids:
+            # The state of page 0 is -1, and that of a page named before is 0 by now.
+            if not 0 <= page <= num_pages or state[page] != page:
+                for before in stack[self.num_free_pages : top]:
+                    state[before] = before
+                self._refuse(np.frombuffer(pages, np.int32))
+            state[page] = 0
+            stack[top] = page
+            top += 1
+        self.num_free_pages = top
 
     def _push(self, ids: NDArray[np.int32]) -> None:
         top = self.num_free_pages

@@ -52,7 +52,7 @@ def cache_state(
         "capacity": memory.num_pages,
         "free list": memory.allocator.free_pages().tolist(),
         "free rows": table.free_rows(),
-        "rows": [table.read(kv.req_pool_idx, 0, kv.num_pages) for kv in running],
+        "rows": [bytes(row) for row in table.rows],
         "requests": [_request_state(kv) for kv in running],
         "namespaces": [(root.namespace, root.is_stale) for root in tree.roots],
         "quotas": [_quota_state(root.quota) for root in tree.roots if root.quota],
@@ -78,7 +78,6 @@ def _request_state(kv: RequestKV) -> tuple[object, ...]:
         kv.has_run,
         kv.hit_report,
         kv.node,
-        kv.num_pages,
         kv.num_known_pages,
     )
 

@@ -13,7 +13,9 @@ from .eviction import RecencyIndex
 from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache, check_hashable
 from .radix_tree import RadixTree
+from .request_handle import RequestHandle
 from .request_kv import RequestKV
+from .sizes import Flag, Integer
 from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens
 from .virtual_tokens import MAX_NUM_CONTENTS
 
@@ -34,8 +36,8 @@ class ChunkCache(PrefixCache):
         self,
         memory: MemoryManager,
         *,
-        max_num_contents: int = MAX_NUM_CONTENTS,
-        debug: bool = False,
+        max_num_contents: Integer = MAX_NUM_CONTENTS,
+        debug: Flag = False,
         counters: SharedCounters | None = None,
     ) -> None:
         """Make a cache.
@@ -61,7 +63,11 @@ class ChunkCache(PrefixCache):
         return 0
 
     def cache_unfinished_req(
-        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+        self,
+        request: RequestHandle,
+        tokens: Tokens,
+        *,
+        prompt_len: Integer | None = None,
     ) -> None:
         """Publish nothing; refuses what every prefix cache refuses."""
         if self.watch is not None:
@@ -70,8 +76,7 @@ class ChunkCache(PrefixCache):
             )
         self._check_cover(request, as_sequence(tokens, self._virtual), prompt_len)
 
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
-        pass
-
-    def _unlock(self, request: RequestKV) -> None:
-        pass
+    def _open(
+        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
+    ) -> RequestKV:
+        return self._running.open(namespace, priority, None, b"")

@@ -129,8 +129,9 @@ def _owners(
         parts.append(np.frombuffer(node.pages, np.int32))
     for request in requests:
         start, end = _held_columns(request, memory.page_size)
+        held = request.pages[start * PAGE_ID_BYTES : end * PAGE_ID_BYTES]
         owners.append(request)
-        parts.append(memory.request_table.pages[request.req_pool_idx, start:end])
+        parts.append(np.frombuffer(held, np.int32))
     owners.append(_FREE_LIST)
     parts.append(memory.allocator.free_pages())
     return owners, parts
@@ -204,7 +205,9 @@ def _request_faults(memory: MemoryManager, requests: list[RequestKV]) -> Iterato
         path_len = len(pages) // PAGE_ID_BYTES * page_size
         if request.protected_len != path_len:
             yield f"{name}: protected_len does not fit its tree path of {path_len}"
-        row = table.read(request.req_pool_idx, 0, len(pages) // PAGE_ID_BYTES)
+        if request.pages is not table.rows[request.req_pool_idx]:
+            yield f"{name}: its pages are not those of its row"
+        row = bytes(request.pages[: len(pages)])
         if row != pages:
             yield f"{name}: its row does not list its tree path: {_differ(row, pages)}"
         if not request.protected_len <= request.committed_len <= request.allocated_len:
@@ -234,9 +237,9 @@ def _row_faults(memory: MemoryManager, requests: list[RequestKV]) -> Iterator[st
             yield f"row {row} has {len(names)} owners: {', '.join(names)}"
     for row, names in owners.items():
         yield f"row {row} is foreign, owned by {', '.join(names)}"
-    written = np.flatnonzero(table.pages[PADDING_ROW])
-    if len(written):
-        pages = table.pages[PADDING_ROW][written].tolist()
+    padding = table.rows[PADDING_ROW]
+    if padding:
+        pages = np.frombuffer(bytes(padding), np.int32).tolist()
         yield f"the padding row lists pages {pages}"
 
 

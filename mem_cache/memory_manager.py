@@ -8,7 +8,7 @@ from .allocator import TokenToKVPoolAllocator
 from .errors import ConfigError
 from .page_copies import PageCopies
 from .request_table import RequestTable
-from .sizes import as_size, num_pages_for
+from .sizes import as_size
 
 if TYPE_CHECKING:
     from .kv_pool import KVPool
@@ -53,8 +53,7 @@ class MemoryManager:
         """
         self.allocator = TokenToKVPoolAllocator(num_pages, page_size)
         self.max_context_len = as_size("max_context_len", max_context_len)
-        columns = num_pages_for(self.max_context_len, self.page_size)
-        self.request_table = RequestTable(max_num_requests, columns)
+        self.request_table = RequestTable(max_num_requests)
         self.page_copies = PageCopies(self.allocator)
         if kv_pool is not None:
             sizes = (kv_pool.num_pages, kv_pool.page_size)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import cache
 from struct import Struct
 
 
 def pack_payload(
-    head: list[int], new_pages: bytes, forgotten_rows: Sequence[int]
+    head: list[int], new_pages: bytes, forgotten_rows: Collection[int]
 ) -> bytes:
     """Pack the numbers of a step as `KVCacheInfo` says, but for the page copies.
 

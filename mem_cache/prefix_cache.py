@@ -35,11 +35,19 @@ from .partial_pages import PartialPages
 from .quotas import Quotas
 from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
+from .request_handle import RequestHandle
 from .request_kv import RequestKV
 from .retention import Retention
 from .room_forecast import Obstacle, RoomForecast
 from .running_requests import RunningRequests
-from .sizes import as_integer, as_length, as_size, num_pages_for
+from .sizes import (
+    Flag,
+    Integer,
+    as_integer,
+    as_length,
+    as_size,
+    num_pages_for,
+)
 from .stale_first import end_epoch
 from .stats import CacheStats
 from .tokens import Tokens, as_tokens
@@ -72,8 +80,8 @@ class PrefixCache(ABC):
         self,
         memory: MemoryManager,
         tree: RadixTree,
-        max_num_contents: int = MAX_NUM_CONTENTS,
-        debug: bool = False,
+        max_num_contents: Integer = MAX_NUM_CONTENTS,
+        debug: Flag = False,
         counters: SharedCounters | None = None,
     ) -> None:
         """Take charge of `memory`, which no other cache may use.
@@ -173,11 +181,11 @@ class PrefixCache(ABC):
     def admission_obstacle(
         self,
         tokens: Tokens,
-        max_len: int,
+        max_len: Integer,
         *,
         namespace: Hashable = None,
-        reserved_sizes: Mapping[Hashable, int] | None = None,
-        released: Sequence[RequestKV] = (),
+        reserved_sizes: Mapping[Hashable, Integer] | None = None,
+        released: Sequence[RequestHandle] = (),
     ) -> Obstacle | None:
         """Tell what keeps a request from beginning now and growing to its longest.
 
@@ -294,8 +302,8 @@ class PrefixCache(ABC):
         tokens: Tokens,
         *,
         namespace: Hashable = None,
-        priority: int = 0,
-        computed_len: int = 0,
+        priority: Integer = 0,
+        computed_len: Integer = 0,
     ) -> RequestKV | None:
         """Start a request: a row, and a lock on its cached prefix.
 
@@ -343,18 +351,11 @@ class PrefixCache(ABC):
             )
         if namespace is not None:
             check_hashable("namespace", namespace)
-        if type(priority) is not int:
-            priority = as_integer("priority", priority)
-        if computed_len != 0:
-            computed_len = _as_computed_len(computed_len, num_tokens)
-        request = self._running.open(namespace, priority)
-        if request is None:
+        rank = as_integer("priority", priority)
+        num_computed = _as_computed_len(computed_len, num_tokens)
+        if not self.memory.request_table.num_free_rows:
             return None
-        try:
-            self._acquire(request, array)
-        except BaseException:  # a namespace may have an __eq__ of its own
-            self._running.close(request)
-            raise
+        request = self._open(array, namespace, rank)
         if self._virtual.last_token:
             self._virtual.begin(request, array)
         explainer = self._explainer
@@ -365,14 +366,14 @@ class PrefixCache(ABC):
             self._partial_pages.extend_hit(request, array, self.page_size)
         if self._owner is None:
             self._owner = get_ident()
-        request.computed_len = computed_len
+        request.computed_len = num_computed
         self._hits.add(request, num_tokens)
         if explainer is not None:
             explainer.begin(request, array, available)
         return request
 
     def alloc_for_extend(
-        self, requests: Sequence[RequestKV], new_lens: Sequence[int]
+        self, requests: Sequence[RequestHandle], new_lens: Sequence[Integer]
     ) -> KVCacheInfo:
         """Give slots to the next part of each request's prompt.
 
@@ -396,17 +397,10 @@ class PrefixCache(ABC):
         """
         if self.watch is not None:
             return self.watch.call(self.alloc_for_extend, requests, new_lens)
-        try:
-            lens = list(new_lens)
-        except TypeError as error:
-            raise LengthError(f"new_lens must be a sequence: {error}") from None
-        for i, new_len in enumerate(lens):
-            if type(new_len) is not int:
-                lens[i] = as_length("each of new_lens", new_len)
-        return self._alloc(self._as_batch(requests), lens)
+        return self._alloc(self._as_batch(requests), _as_lens(new_lens))
 
     def alloc_for_decode(
-        self, requests: Sequence[RequestKV], num_tokens: int = 1
+        self, requests: Sequence[RequestHandle], num_tokens: Integer = 1
     ) -> KVCacheInfo:
         """Give each request slots for its next tokens, behind its `committed_len`.
 
@@ -427,10 +421,10 @@ class PrefixCache(ABC):
         """
         if self.watch is not None:
             return self.watch.call(self.alloc_for_decode, requests, num_tokens)
-        num_tokens = as_size("num_tokens", num_tokens)
-        requests = self._as_batch(requests)
-        lens = [request.committed_len + num_tokens for request in requests]
-        return self._alloc(requests, lens)
+        num_new = as_size("num_tokens", num_tokens)
+        batch = self._as_batch(requests)
+        lens = [request.committed_len + num_new for request in batch]
+        return self._alloc(batch, lens)
 
     def recall(self, info: KVCacheInfo) -> None:
         """Take note that a message reached no worker: the next one tells the rest.
@@ -447,7 +441,7 @@ class PrefixCache(ABC):
         self._running.forget_rows(info.forgotten_rows.tolist())
         self._copies.recall(info)
 
-    def commit(self, request: RequestKV, new_len: int) -> None:
+    def commit(self, request: RequestHandle, new_len: Integer) -> None:
         """Take note that the positions below `new_len` have K and V now.
 
         Raises:
@@ -456,17 +450,15 @@ class PrefixCache(ABC):
         """
         if self.watch is not None and self.watch.log is not None:
             return self.watch.call(self.commit, request, new_len)
-        self._check(request)
-        if type(new_len) is not int:  # saves a call a request in each step
-            new_len = as_length("new_len", new_len)
-        if not request.committed_len <= new_len <= request.allocated_len:
+        kv = self._check(request)
+        end = as_length("new_len", new_len)
+        if not kv.committed_len <= end <= kv.allocated_len:
             raise LengthError(
-                f"new_len must be in {request.committed_len}.."
-                f"{request.allocated_len}, got {new_len}"
+                f"new_len must be in {kv.committed_len}..{kv.allocated_len}, got {end}"
             )
-        request.committed_len = new_len
+        kv.committed_len = end
 
-    def truncate(self, request: RequestKV, new_len: int) -> None:
+    def truncate(self, request: RequestHandle, new_len: Integer) -> None:
         """Drop the positions from `new_len` on, computed or not; frees whole pages.
 
         Raises:
@@ -475,18 +467,21 @@ class PrefixCache(ABC):
         """
         if self.watch is not None:
             return self.watch.call(self.truncate, request, new_len)
-        self._check(request)
-        new_len = as_length("new_len", new_len)
-        if not request.protected_len <= new_len <= request.allocated_len:
+        kv = self._check(request)
+        end = as_length("new_len", new_len)
+        if not kv.protected_len <= end <= kv.allocated_len:
             raise LengthError(
-                f"new_len must be in {request.protected_len}.."
-                f"{request.allocated_len}, got {new_len}"
+                f"new_len must be in {kv.protected_len}..{kv.allocated_len}, got {end}"
             )
-        self._running.drop_tail(request, new_len)
+        self._running.drop_tail(kv, end)
 
     @abstractmethod
     def cache_unfinished_req(
-        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+        self,
+        request: RequestHandle,
+        tokens: Tokens,
+        *,
+        prompt_len: Integer | None = None,
     ) -> None:
         """Publish the full pages that are computed; the request runs on.
 
@@ -507,7 +502,11 @@ class PrefixCache(ABC):
         """
 
     def cache_finished_req(
-        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+        self,
+        request: RequestHandle,
+        tokens: Tokens,
+        *,
+        prompt_len: Integer | None = None,
     ) -> None:
         """Publish the full pages that are computed, and give everything else back.
 
@@ -529,9 +528,9 @@ class PrefixCache(ABC):
                 self.cache_finished_req, request, tokens, prompt_len=prompt_len
             )
         self.cache_unfinished_req(request, tokens, prompt_len=prompt_len)
-        self._close(request)
+        self._close(self._check(request))
 
-    def release(self, request: RequestKV) -> None:
+    def release(self, request: RequestHandle) -> None:
         """Give everything back and publish nothing: abort or retract.
 
         Raises:
@@ -539,13 +538,13 @@ class PrefixCache(ABC):
         """
         if self.watch is not None:
             return self.watch.call(self.release, request)
-        self._check(request)
+        kv = self._check(request)
         if self._virtual.users:
-            self._virtual.claim_again(request)
-        self._close(request)
+            self._virtual.claim_again(kv)
+        self._close(kv)
 
     def slots(
-        self, request: RequestKV, start: int = 0, stop: int | None = None
+        self, request: RequestHandle, start: Integer = 0, stop: Integer | None = None
     ) -> NDArray[np.int64]:
         """Return the slots of a request's positions.
 
@@ -561,18 +560,18 @@ class PrefixCache(ABC):
             LengthError: The positions are not all allocated.
             RequestStateError: The request is released or foreign.
         """
-        self._check(request)
-        start = as_length("start", start)
-        stop = request.allocated_len if stop is None else as_length("stop", stop)
-        if not 0 <= start <= stop <= request.allocated_len:
+        kv = self._check(request)
+        first = as_length("start", start)
+        end = kv.allocated_len if stop is None else as_length("stop", stop)
+        if not 0 <= first <= end <= kv.allocated_len:
             raise LengthError(
-                f"positions must be in 0..{request.allocated_len}, got {start}..{stop}"
+                f"positions must be in 0..{kv.allocated_len}, got {first}..{end}"
             )
-        return self._running.slots(request, start, stop)
+        return self._running.slots(kv, first, end)
 
     # The whole cache --------------------------------------------------------
 
-    def evict_if_needed(self, num_tokens: int) -> int:
+    def evict_if_needed(self, num_tokens: Integer) -> int:
         """Make room for `num_tokens` tokens: evict the shortfall and no more.
 
         Returns:
@@ -588,7 +587,7 @@ class PrefixCache(ABC):
         num_pages = self._num_pages(num_tokens)
         return self._evict(num_pages - self._allocator.num_free_pages)
 
-    def evict(self, num_tokens: int) -> int:
+    def evict(self, num_tokens: Integer) -> int:
         """Evict `num_tokens` tokens, whatever is free.
 
         Returns:
@@ -603,7 +602,7 @@ class PrefixCache(ABC):
             return self.watch.call(self.evict, num_tokens)
         return self._evict(self._num_pages(num_tokens))
 
-    def eviction_order(self, num_pages: int) -> list[Victim]:
+    def eviction_order(self, num_pages: Integer) -> list[Victim]:
         """List the pages that the next evictions would drop. Changes nothing.
 
         Args:
@@ -672,7 +671,7 @@ class PrefixCache(ABC):
         if self._retention is not None:
             self._retention.end_epoch()
 
-    def resize(self, num_pages: int) -> None:
+    def resize(self, num_pages: Integer) -> None:
         """Change the capacity while requests run.
 
         A growth keeps every page where it is. A shrink evicts as many pages as must go,
@@ -769,30 +768,29 @@ class PrefixCache(ABC):
     # For the caches themselves ----------------------------------------------
 
     @abstractmethod
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
-        """Lock the cached prefix of all `tokens` but the last, and begin with it."""
+    def _open(
+        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
+    ) -> RequestKV:
+        """Begin a request with the cached prefix of all `tokens` but the last."""
 
-    @abstractmethod
-    def _unlock(self, request: RequestKV) -> None:
-        """Give back what `_acquire` locked."""
-
-    def _as_batch(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
+    def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
         if get_ident() != self._owner:
             self._check_thread()
+        batch: list[RequestKV] = []
+        running = self._running
         try:
-            batch = list(requests)
+            for request in requests:
+                if not isinstance(request, RequestKV) or request.owner is not running:
+                    raise _not_running(request)
+                batch.append(request)
         except TypeError:
             raise RequestStateError(
                 f"a batch must be a sequence of requests, got {requests!r}"
             ) from None
-        running = self._running
-        for request in batch:
-            if type(request) is not RequestKV or request.owner is not running:
-                raise _not_running(request)
         return batch
 
-    def _as_claims(self, sizes: Mapping[Hashable, int]) -> dict[Hashable, int]:
+    def _as_claims(self, sizes: Mapping[Hashable, Integer]) -> dict[Hashable, int]:
         """Return sizes in pages, or refuse them."""
         try:
             items = sizes.items()
@@ -865,32 +863,36 @@ class PrefixCache(ABC):
         if request.awaited and self._explainer is not None:
             self._explainer.end(request)
         self._running.close(request)
-        self._unlock(request)
+        if request.node is not None:
+            self._tree.unlock(request.node)
         if self._virtual.users:
             self._virtual.end(request)
 
-    def _check(self, request: RequestKV) -> None:
+    def _check(self, request: RequestHandle) -> RequestKV:
         """Refuse a request that this cache does not run, and a foreign thread."""
         if get_ident() != self._owner:
             self._check_thread()
-        if type(request) is not RequestKV or request.owner is not self._running:
+        if not isinstance(request, RequestKV) or request.owner is not self._running:
             raise _not_running(request)
+        return request
 
     def _check_cover(
-        self, request: RequestKV, tokens: Tokens, prompt_len: int | None
-    ) -> None:
-        self._check(request)
-        if len(tokens) < request.committed_len:
+        self, request: RequestHandle, tokens: Tokens, prompt_len: Integer | None
+    ) -> RequestKV:
+        kv = self._check(request)
+        num_tokens = len(tokens)
+        if num_tokens < kv.committed_len:
             raise LengthError(
-                f"tokens must cover {request.committed_len} computed positions, "
-                f"got {len(tokens)}"
+                f"tokens must cover {kv.committed_len} computed positions, "
+                f"got {num_tokens}"
             )
         if prompt_len is not None and not (
-            0 <= as_length("prompt_len", prompt_len) <= len(tokens)
+            0 <= as_length("prompt_len", prompt_len) <= num_tokens
         ):
             raise LengthError(
-                f"prompt_len must be in 0..{len(tokens)}, got {prompt_len}"
+                f"prompt_len must be in 0..{num_tokens}, got {prompt_len}"
             )
+        return kv
 
     def _check_thread(self) -> None:
         if self._owner is not None and get_ident() != self._owner:
@@ -904,7 +906,7 @@ class PrefixCache(ABC):
             )
         self._owner = get_ident()  # who owned it has ended
 
-    def _num_pages(self, num_tokens: int) -> int:
+    def _num_pages(self, num_tokens: Integer) -> int:
         num_tokens = as_length("num_tokens", num_tokens)
         if num_tokens < 0:
             raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
@@ -915,7 +917,14 @@ def _not_running(request: object) -> RequestStateError:
     return RequestStateError(f"{request!r} was released already, or is another cache's")
 
 
-def _as_computed_len(computed_len: int, num_tokens: int) -> int:
+def _as_lens(new_lens: Sequence[Integer]) -> list[int]:
+    try:
+        return [as_length("each of new_lens", new_len) for new_len in new_lens]
+    except TypeError as error:
+        raise LengthError(f"new_lens must be a sequence: {error}") from None
+
+
+def _as_computed_len(computed_len: Integer, num_tokens: int) -> int:
     computed_len = as_length("computed_len", computed_len)
     if not 0 <= computed_len <= num_tokens:
         raise LengthError(

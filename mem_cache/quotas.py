@@ -14,7 +14,7 @@ from .radix_node import PAGE_ID_BYTES, RadixNode, RadixRoot
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .running_requests import RunningRequests
-from .sizes import as_size, num_pages_for
+from .sizes import Integer, as_size, num_pages_for
 from .stale_first import StaleFirst
 from .tokens import TOKEN_BYTES
 
@@ -54,7 +54,7 @@ class Quotas:
         return len(self._quotas)
 
     def set(
-        self, namespace: Hashable, floor_size: int, ceiling_size: int | None
+        self, namespace: Hashable, floor_size: Integer, ceiling_size: Integer | None
     ) -> None:
         """Give a namespace a quota, or another, or none.
 

@@ -22,9 +22,10 @@ from .quota import Quota, requests_of
 from .quotas import Quotas
 from .radix_node import PAGE_ID_BYTES, NamespaceCounters
 from .radix_tree import RadixTree
+from .request_handle import RequestHandle
 from .request_kv import RequestKV
 from .retention import Retention
-from .sizes import as_size
+from .sizes import Flag, Integer, Number, as_size
 from .stats import NamespaceStats
 from .steady_clock import SteadyClock
 from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens, key_bytes
@@ -56,13 +57,13 @@ class RadixCache(PrefixCache):
         memory: MemoryManager,
         policy: str | EvictionPolicy = "lru",
         *,
-        retention_share: float = 0.25,
+        retention_share: Number = 0.25,
         clock: Callable[[], float] | None = None,
-        outputs_first: bool = False,
-        partial_pages: bool = False,
-        max_num_contents: int = MAX_NUM_CONTENTS,
-        explain: bool = True,
-        debug: bool = False,
+        outputs_first: Flag = False,
+        partial_pages: Flag = False,
+        max_num_contents: Integer = MAX_NUM_CONTENTS,
+        explain: Flag = True,
+        debug: Flag = False,
         counters: SharedCounters | None = None,
     ) -> None:
         """Make an empty cache.
@@ -129,7 +130,11 @@ class RadixCache(PrefixCache):
         return self._tree.match(namespace, array.tobytes()) // TOKEN_BYTES
 
     def cache_unfinished_req(
-        self, request: RequestKV, tokens: Tokens, *, prompt_len: int | None = None
+        self,
+        request: RequestHandle,
+        tokens: Tokens,
+        *,
+        prompt_len: Integer | None = None,
     ) -> None:
         """Publish the full pages that are computed; see `PrefixCache`.
 
@@ -140,19 +145,19 @@ class RadixCache(PrefixCache):
                 self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
             )
         tokens = as_sequence(tokens, self._virtual)
-        self._check_cover(request, tokens, prompt_len)
+        kv = self._check_cover(request, tokens, prompt_len)
         page_size = self._allocator.page_size
-        start = request.protected_len
-        stop = request.committed_len // page_size * page_size
+        start = kv.protected_len
+        stop = kv.committed_len // page_size * page_size
         if stop == start:
             return
         raw = key_bytes(tokens, start, stop, self._virtual)
-        assert request.node is not None  # `_acquire` set it
-        if request.node.root.is_stale:
+        assert kv.node is not None  # it has its lease
+        if kv.node.root.is_stale:
             return  # its epoch is over: it publishes nothing
         marks = self._output_marks
         if marks is None:
-            self._publish(request, raw, stop)
+            self._publish(kv, raw, stop)
             return
         # [start, prompt_stop)       prompt, up to the end of its last page
         # [prompt_stop, stop)        output: in nodes of its own, since these are marked
@@ -162,19 +167,19 @@ class RadixCache(PrefixCache):
             prompt_stop = min(max(prompt_stop, start), stop)
         cut = (prompt_stop - start) * TOKEN_BYTES
         if cut:
-            num_new = self._publish(request, raw[:cut], prompt_stop)
-            marks.see_prompt(request.node, num_new)
+            num_new = self._publish(kv, raw[:cut], prompt_stop)
+            marks.see_prompt(kv.node, num_new)
         if cut < len(raw):
-            num_new = self._publish(request, raw[cut:], stop)
-            marks.see_output(request.node, num_new)
+            num_new = self._publish(kv, raw[cut:], stop)
+            marks.see_output(kv.node, num_new)
 
     def retain(
         self,
         tokens: Tokens,
         namespace: Hashable = None,
         *,
-        priority: int = 1,
-        ttl: float | None = None,
+        priority: Integer = 1,
+        ttl: Number | None = None,
     ) -> int:
         """Retain the cached prefix of `tokens`: what is not retained goes first.
 
@@ -237,8 +242,8 @@ class RadixCache(PrefixCache):
         self,
         namespace: Hashable,
         *,
-        floor_size: int = 0,
-        ceiling_size: int | None = None,
+        floor_size: Integer = 0,
+        ceiling_size: Integer | None = None,
     ) -> None:
         """Say what a namespace is sure of, and what it may use at most, in tokens.
 
@@ -324,7 +329,7 @@ class RadixCache(PrefixCache):
         #   [start, known)           the tree has them: our copies are freed
         #   [known, stop)            ours become the tree's
         node = request.node
-        assert node is not None  # `_acquire` set it
+        assert node is not None  # it has its lease
         pages = self._running.own_pages(request, stop)
         request.node, known = self._tree.publish(node, raw, pages, request.priority)
         self._running.hand_over(request, stop, known)
@@ -336,17 +341,15 @@ class RadixCache(PrefixCache):
             self._explainer.published(request)
         return num_new
 
-    def _acquire(self, request: RequestKV, tokens: NDArray[np.int32]) -> None:
+    def _open(
+        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
+    ) -> RequestKV:
         page_size = self._allocator.page_size
         whole = (len(tokens) - 1) // page_size * page_size
         raw = tokens[:whole].tobytes()
-        request.node, pages = self._tree.acquire(request.namespace, raw)
-        self._running.begin_with(request, pages)
-        root = request.node.root
-        request.quota = root.quota
+        node, pages = self._tree.acquire(namespace, raw)
+        request = self._running.open(namespace, priority, node, pages)
+        request.quota = node.root.quota
         if self._explainer is not None:
             request.awaited = raw
-
-    def _unlock(self, request: RequestKV) -> None:
-        assert request.node is not None  # `_acquire` set it
-        self._tree.unlock(request.node)
+        return request

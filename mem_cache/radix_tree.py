@@ -113,12 +113,14 @@ class RadixTree:
         path, _ = self._descend(root, raw)
         node = path[-1] if path else root
         self.lock(node)
+        pages: list[bytes] = []
         # Only now, since the keys of nodes in the index must not change.
         for used in path:
             used.num_hits += 1
+            pages.append(used.pages)
         for tell in self.on_used:
             tell(path)
-        return node, b"".join([used.pages for used in path])
+        return node, b"".join(pages)
 
     def publish(
         self, node: RadixNode, raw: bytes, pages: bytes, priority: int = 0
@@ -137,23 +139,25 @@ class RadixTree:
             for the first of the tokens, the bytes of int32: the caller's own copies of
             them are duplicates.
         """
-        path: list[RadixNode] = []
-        known = 0
+        end = node
+        known: list[bytes] = []
         if node.children:
-            path, known = self._descend(node, raw)
-        end = path[-1] if path else node
-        if known < len(raw):
-            first_new = known // self._page_bytes * PAGE_ID_BYTES
-            end = self._append(end, raw[known:], pages[first_new:], end is node)
-        else:
-            self.lock(end)
-        if end is not node:
-            self.unlock(node)
-        raised = end
-        while raised.priority < priority:
-            raised.priority = priority
-            raised = raised.parent
-        return end, b"".join([shared.pages for shared in path]) if path else b""
+            path, offset = self._descend(node, raw)
+            if path:
+                end = path[-1]
+                self.lock(end)
+                self.unlock(node)
+                known = [shared.pages for shared in path]
+                raw = raw[offset:]
+                pages = pages[offset // self._page_bytes * PAGE_ID_BYTES :]
+        if raw:
+            end = self._append(end, raw, pages)
+        if priority:
+            raised = end
+            while raised.priority < priority:
+                raised.priority = priority
+                raised = raised.parent
+        return end, b"".join(known)
 
     def lock(self, node: RadixNode) -> None:
         """Protect `node` and its ancestors. O(1) if `node` is protected already."""
@@ -329,15 +333,21 @@ class RadixTree:
             tell(upper, node)
         return upper
 
-    def _append(
-        self, node: RadixNode, raw: bytes, pages: bytes, is_leased: bool
-    ) -> RadixNode:
-        """Add new tokens behind `node`; returns the leased end."""
+    def _append(self, node: RadixNode, raw: bytes, pages: bytes) -> RadixNode:
+        """Add new tokens behind `node`, and move the caller's lease to their end.
+
+        Args:
+            node: The node that the lease is on.
+            raw: The tokens, whole pages.
+            pages: Their page ids.
+
+        Returns:
+            The node that the lease is on now.
+        """
         self.version += 1
         self.num_protected_pages += len(pages) // PAGE_ID_BYTES
         if (
-            is_leased
-            and node.lock_ref == 1
+            node.lock_ref == 1
             and not node.children
             and self.index.grows_leaves
             and len(node.key) + len(raw) <= self._max_node_bytes
@@ -350,8 +360,7 @@ class RadixTree:
             for tell in self.on_published:
                 tell(node, start)
             return node
-        # The first new node is one more protected child of `node`.
-        self.lock(node)
+        # The lease on `node` becomes that of its first new, protected child.
         self._clock += 1
         step = self._max_node_bytes
         page_step = step // self._page_bytes * PAGE_ID_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from .hit_report import HitReport
-from .radix_node import RadixNode
+from .radix_node import PAGE_ID_BYTES, RadixNode
 
 if TYPE_CHECKING:
     from .quota import Quota
@@ -40,8 +40,9 @@ class RequestKV:
         hit_report: Why its hit is what it is; ``None`` if the cache does not explain.
         awaited: Whole pages that it was admitted with and may publish still: other
             requests may wait for them. Raw bytes, empty if there are none.
-        num_pages: Columns of its row in use: the pages of `allocated_len`.
-        num_known_pages: Leading columns of its row that the workers know.
+        pages: Its row of the request table: the pages of `allocated_len`, the bytes of
+            int32.
+        num_known_pages: Leading pages of its row that the workers know.
     """
 
     __slots__ = (
@@ -54,8 +55,8 @@ class RequestKV:
         "namespace",
         "node",
         "num_known_pages",
-        "num_pages",
         "owner",
+        "pages",
         "priority",
         "protected_len",
         "quota",
@@ -68,23 +69,41 @@ class RequestKV:
         namespace: Hashable,
         priority: int,
         owner: object,
+        node: RadixNode | None,
+        pages: bytearray,
+        cached_len: int,
     ) -> None:
-        """Make the handle of a request without pages."""
+        """Make the handle of a request that begins with pages of the tree.
+
+        Args:
+            req_pool_idx: See above, as for those that follow.
+            namespace: What separates its prefix from others'.
+            priority: Raises the priority of what it publishes.
+            owner: Who runs it.
+            node: The tree node that its lease is on.
+            pages: Its row of the request table.
+            cached_len: All three lengths at first, in tokens.
+        """
         self.owner: object | None = owner
         self.req_pool_idx = req_pool_idx
         self.namespace = namespace
         self.priority = priority
-        self.protected_len = 0
-        self.committed_len = 0
-        self.allocated_len = 0
+        self.protected_len = cached_len
+        self.committed_len = cached_len
+        self.allocated_len = cached_len
         self.computed_len = 0
         self.has_run = False
         self.hit_report: HitReport | None = None
         self.awaited = b""
-        self.node: RadixNode | None = None
+        self.node: RadixNode | None = node
         self.quota: Quota | None = None
-        self.num_pages = 0
+        self.pages = pages
         self.num_known_pages = 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its row."""
+        return len(self.pages) // PAGE_ID_BYTES
 
     def __repr__(self) -> str:
         """Show the row and the lengths."""

@@ -13,7 +13,7 @@ from .errors import ConfigError, IntegrityError
 from .radix_node import PAGE_ID_BYTES, RadixNode
 from .radix_tree import RadixTree
 from .retention_index import use_retention_index
-from .sizes import as_number
+from .sizes import Number, as_number
 from .steady_clock import SteadyClock
 from .tokens import TOKEN_BYTES
 
@@ -61,7 +61,7 @@ class Retention:
         self,
         tree: RadixTree,
         allocator: TokenToKVPoolAllocator,
-        share: float,
+        share: Number,
         clock: SteadyClock,
     ) -> None:
         """Start without grants.
@@ -90,7 +90,7 @@ class Retention:
         self.num_pages = 0
 
     def retain(
-        self, namespace: Hashable, raw: bytes, priority: int, ttl: float | None
+        self, namespace: Hashable, raw: bytes, priority: int, ttl: Number | None
     ) -> int:
         """Retain the cached prefix of `raw`, or as much of it as the budget allows.
 
@@ -204,7 +204,7 @@ class Retention:
     def _max_num_pages(self) -> int:
         return int(self._share * self._allocator.num_pages)
 
-    def _as_ttl(self, ttl: float | None) -> float:
+    def _as_ttl(self, ttl: Number | None) -> float:
         if ttl is None:
             return inf
         seconds = as_number("ttl", ttl)

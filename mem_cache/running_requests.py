@@ -11,10 +11,9 @@ from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
 from .kv_cache_info import KVCacheInfo
 from .payload import pack_payload
-from .radix_node import PAGE_ID_BYTES
+from .radix_node import PAGE_ID_BYTES, RadixNode
 from .request_kv import RequestKV
 from .request_table import RequestTable
-from .sizes import num_pages_for
 
 
 class RunningRequests:
@@ -52,18 +51,29 @@ class RunningRequests:
         """Iterate over the running requests."""
         return iter(self._requests.values())
 
-    def open(self, namespace: Hashable, priority: int) -> RequestKV | None:
-        """Give a new request a row; ``None`` if all are taken."""
-        row = self._table.alloc()
-        if row is None:
-            return None
-        request = RequestKV(row, namespace, priority, self)
+    def open(
+        self, namespace: Hashable, priority: int, node: RadixNode | None, pages: bytes
+    ) -> RequestKV:
+        """Give a new request a row; one must be free.
+
+        Args:
+            namespace: What separates its prefix from others'.
+            priority: Raises the priority of what it publishes.
+            node: The tree node that its lease is on.
+            pages: The tree's pages that it begins with, the bytes of int32.
+        """
+        row = self._table.alloc(pages)
+        assert row is not None  # one was free
+        cached_len = len(pages) // PAGE_ID_BYTES * self._allocator.page_size
+        request = RequestKV(
+            row, namespace, priority, self, node, self._table.rows[row], cached_len
+        )
         self._requests[row] = request
         return request
 
     def close(self, request: RequestKV) -> None:
         """Take back a request's own pages and its row."""
-        self.drop_tail(request, request.protected_len)
+        self._free_tail(request, request.protected_len // self._allocator.page_size)
         row = request.req_pool_idx
         request.owner = None
         del self._requests[row]
@@ -73,20 +83,6 @@ class RunningRequests:
     def forget_rows(self, rows: list[int]) -> None:
         """Tell the workers with the next message that `rows` were given back."""
         self._forgotten_rows = dict.fromkeys([*rows, *self._forgotten_rows])
-
-    def begin_with(self, request: RequestKV, pages: bytes) -> None:
-        """List pages of the tree as the prefix of a new request.
-
-        Args:
-            request: A request without pages.
-            pages: Page ids, the bytes of int32.
-        """
-        self._table.write(request.req_pool_idx, 0, pages)
-        request.num_pages = len(pages) // PAGE_ID_BYTES
-        cached_len = request.num_pages * self._allocator.page_size
-        request.protected_len = cached_len
-        request.committed_len = cached_len
-        request.allocated_len = cached_len
 
     def count_new_pages(self, requests: list[RequestKV], lens: list[int]) -> list[int]:
         """Check the lengths of a batch, and count the pages that each request needs.
@@ -108,8 +104,11 @@ class RunningRequests:
                     f"a new length must be in {request.committed_len + 1}..{max_len}, "
                     f"got {new_len}"
                 )
-            num_new = -(-new_len // page_size) - request.num_pages
-            needed.append(num_new if num_new > 0 else 0)
+            num_new = 0
+            if new_len > request.allocated_len:
+                num_pages = len(request.pages) // PAGE_ID_BYTES
+                num_new = -(-new_len // page_size) - num_pages
+            needed.append(num_new)
         if len(requests) > 1 and len(set(requests)) < len(requests):
             raise RequestStateError("a batch must name each request once")
         return needed
@@ -129,58 +128,57 @@ class RunningRequests:
             needed: New pages of each request.
             pages: As many page ids, the bytes of int32.
         """
-        table = self._table
         rows: list[int] = []
         starts: list[int] = []
         page_starts: list[int] = []
         page_indptr = [0]
-        parts: list[bytes] = []
+        unknown: list[bytearray] = []
         taken = num_sent = 0
         for request, new_len, num_new in zip(requests, lens, needed):  # noqa: B905 - as above
-            row = request.req_pool_idx
-            num_known = request.num_known_pages
-            rows.append(row)
-            starts.append(request.committed_len)
-            page_starts.append(num_known)
-            num_pages = request.num_pages
-            if num_known < num_pages:
-                parts.append(table.read(row, num_known, num_pages))
+            row = request.pages
             if num_new:
                 end = taken + num_new * PAGE_ID_BYTES
-                part = pages[taken:end]
-                parts.append(part)
-                table.write(row, num_pages, part)
+                row += pages[taken:end]
                 taken = end
-                num_pages += num_new
-                request.num_pages = num_pages
-            if num_known < num_pages:
-                num_sent += num_pages - num_known
-                request.num_known_pages = num_pages
+            num_known = request.num_known_pages
+            num_unknown = len(row) // PAGE_ID_BYTES - num_known
+            if num_unknown:
+                unknown.append(row[num_known * PAGE_ID_BYTES :])
+                num_sent += num_unknown
+                request.num_known_pages = num_known + num_unknown
                 request.has_run = True
+            rows.append(request.req_pool_idx)
+            starts.append(request.committed_len)
+            page_starts.append(num_known)
+            page_indptr.append(num_sent)
             if new_len > request.allocated_len:
                 request.allocated_len = new_len
-            page_indptr.append(num_sent)
         self.num_held_pages += taken // PAGE_ID_BYTES
         forgotten = self._forgotten_rows
         if forgotten:
             self._forgotten_rows = {}
         head = [*rows, *starts, *lens, *page_starts, *page_indptr]
-        payload = pack_payload(head, b"".join(parts), list(forgotten))
+        payload = pack_payload(head, b"".join(unknown), forgotten)
         return KVCacheInfo(len(rows), num_sent, payload)
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""
-        kept = num_pages_for(new_len, self._allocator.page_size)
-        if kept < request.num_pages:
-            dropped = self._table.read(request.req_pool_idx, kept, request.num_pages)
-            self._allocator.give_back(dropped)
-            self.num_held_pages -= request.num_pages - kept
-            if request.quota is not None:
-                request.quota.num_held_pages -= request.num_pages - kept
-            request.num_pages = kept
-            request.num_known_pages = min(request.num_known_pages, kept)
+        self._free_tail(request, -(-new_len // self._allocator.page_size))
         request.committed_len = min(request.committed_len, new_len)
         request.allocated_len = new_len
+
+    def _free_tail(self, request: RequestKV, num_kept: int) -> None:
+        """Free all pages of a request but the first `num_kept`, which are its own."""
+        tail = request.pages[num_kept * PAGE_ID_BYTES :]
+        if not tail:
+            return
+        num_pages = len(tail) // PAGE_ID_BYTES
+        self._allocator.give_back(tail)
+        self.num_held_pages -= num_pages
+        if request.quota is not None:
+            request.quota.num_held_pages -= num_pages
+        del request.pages[num_kept * PAGE_ID_BYTES :]
+        request.num_known_pages = min(request.num_known_pages, num_kept)
 
     def own_pages(self, request: RequestKV, stop: int) -> bytes:
         """Return the page ids of ``[protected_len, stop)``, the bytes of int32.
@@ -190,9 +188,8 @@ class RunningRequests:
             stop: End of the positions, page aligned.
         """
         page_size = self._allocator.page_size
-        return self._table.read(
-            request.req_pool_idx, request.protected_len // page_size, stop // page_size
-        )
+        first = request.protected_len // page_size * PAGE_ID_BYTES
+        return bytes(request.pages[first : stop // page_size * PAGE_ID_BYTES])
 
     def hand_over(self, request: RequestKV, stop: int, known: bytes) -> None:
         """Make the pages of ``[protected_len, stop)`` the tree's.
@@ -203,16 +200,17 @@ class RunningRequests:
             known: Page ids that the tree had for the first of them, the bytes of int32;
                 the request's own are duplicates.
         """
-        column = request.protected_len // self._allocator.page_size
+        page_size = self._allocator.page_size
         if known:
-            row = request.req_pool_idx
-            end = column + len(known) // PAGE_ID_BYTES
-            duplicates = self._table.read(row, column, end)
+            column = request.protected_len // page_size
+            first = column * PAGE_ID_BYTES
+            end = first + len(known)
+            duplicates = request.pages[first:end]
             # First the row, then the free: no row ever lists a free page.
-            self._table.write(row, column, known)
+            request.pages[first:end] = known
             self._allocator.give_back(duplicates)
             request.num_known_pages = min(request.num_known_pages, column)
-        num_pages = stop // self._allocator.page_size - column
+        num_pages = (stop - request.protected_len) // page_size
         self.num_held_pages -= num_pages
         if request.quota is not None:
             request.quota.num_held_pages -= num_pages
@@ -226,8 +224,7 @@ class RunningRequests:
             page: A page of its own, the bytes of int32.
             new_len: Its length, in tokens, with what that page will hold.
         """
-        self._table.write(request.req_pool_idx, request.num_pages, page)
-        request.num_pages += 1
+        request.pages += page
         request.committed_len = new_len
         request.allocated_len = new_len
         self.num_held_pages += 1
@@ -239,7 +236,7 @@ class RunningRequests:
             new_ids: The id of each page by its old one, int32 `[num_pages + 1]`.
         """
         for request in self:
-            row = self._table.pages[request.req_pool_idx, : request.num_pages]
+            row = np.frombuffer(request.pages, np.int32)
             changed = np.flatnonzero(new_ids[row] != row)
             if len(changed):
                 row[:] = new_ids[row]
@@ -249,6 +246,7 @@ class RunningRequests:
         """Return the slots of the positions ``[start, stop)``, int64."""
         page_size = self._allocator.page_size
         positions = np.arange(start, stop, dtype=np.int64)
-        pages = self._table.pages[request.req_pool_idx][positions // page_size]
-        slots: NDArray[np.int64] = pages.astype(np.int64) * page_size
-        return slots + positions % page_size
+        # A copy, as no row can grow while an array shows it.
+        row = np.frombuffer(bytes(request.pages), np.int32)
+        slots: NDArray[np.int64] = row[positions // page_size].astype(np.int64)
+        return slots * page_size + positions % page_size

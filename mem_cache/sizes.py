@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 from types import UnionType
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from .errors import ConfigError, LengthError
 
+Integer: TypeAlias = int | np.integer[Any]
+"""A count or a size as callers give it."""
 
-def as_size(name: str, value: int, minimum: int = 1) -> int:
+Number: TypeAlias = Integer | float | np.floating[Any]
+"""A number as callers give it."""
+
+Flag: TypeAlias = bool | np.bool
+"""A yes or no as callers give it."""
+
+
+def as_size(name: str, value: Integer, minimum: int = 1) -> int:
     """Return a size as a plain int, or refuse it.
 
     Args:
@@ -19,13 +31,13 @@ def as_size(name: str, value: int, minimum: int = 1) -> int:
     Raises:
         ConfigError: `value` is no integer in ``[minimum, 2**31)``.
     """
-    value = as_integer(name, value)
-    if not minimum <= value < 2**31:
-        raise ConfigError(f"{name} must be >= {minimum} and < 2**31, got {value}")
-    return value
+    size = as_integer(name, value)
+    if not minimum <= size < 2**31:
+        raise ConfigError(f"{name} must be >= {minimum} and < 2**31, got {size}")
+    return size
 
 
-def as_integer(name: str, value: int) -> int:
+def as_integer(name: str, value: Integer) -> int:
     """Return an integer of any size as a plain int, or refuse it.
 
     Args:
@@ -35,12 +47,14 @@ def as_integer(name: str, value: int) -> int:
     Raises:
         ConfigError: `value` is no integer.
     """
+    if type(value) is int:  # as for most: saves a call
+        return value
     if not is_integer(value):
         raise ConfigError(f"{name} must be an integer, got {value!r}")
     return int(value)
 
 
-def as_length(name: str, value: int) -> int:
+def as_length(name: str, value: Integer) -> int:
     """Return a length in tokens as a plain int, or refuse it; the sign is not checked.
 
     Args:
@@ -50,12 +64,14 @@ def as_length(name: str, value: int) -> int:
     Raises:
         LengthError: `value` is no integer.
     """
+    if type(value) is int:  # as for most: saves a call
+        return value
     if not is_integer(value):
         raise LengthError(f"{name} must be an integer, got {value!r}")
     return int(value)
 
 
-def as_number(name: str, value: float) -> float:
+def as_number(name: str, value: Number) -> float:
     """Return a real number as a plain float, or refuse it; its range is not checked.
 
     Args:
@@ -75,9 +91,7 @@ def as_number(name: str, value: float) -> float:
 
 def is_integer(value: object) -> bool:
     """Tell whether `value` is an integer of any type but bool."""
-    return type(value) is int or (
-        not isinstance(value, bool) and isinstance(value, Integral)
-    )
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def check_kind(name: str, value: object, kind: type | UnionType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from sys import byteorder
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -14,6 +15,10 @@ TOKEN_BYTES = 4
 """Bytes of one token id in a key, and of one page id in a node."""
 
 _INT32: Final = np.dtype(np.int32)
+
+_FEW_BYTES: Final = 1024
+
+_HIGHEST_BYTE: Final = TOKEN_BYTES - 1 if byteorder == "little" else 0
 
 _FIRST_COMPARE_BYTES: Final = 4096
 
@@ -111,7 +116,13 @@ def key_bytes(
     Raises:
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
     """
-    return as_tokens(tokens[start:stop], virtual).tobytes()
+    part = tokens[start:stop]
+    if isinstance(part, np.ndarray) and part.dtype is _INT32 and part.ndim == 1:
+        raw = part.tobytes()
+        # Of a few, it is cheaper to look at their highest bytes than to ask numpy.
+        if len(raw) <= _FEW_BYTES and raw[_HIGHEST_BYTE::TOKEN_BYTES].isascii():
+            return raw
+    return as_tokens(part, virtual).tobytes()
 
 
 def common_bytes(raw: bytes, offset: int, key: bytes) -> int:

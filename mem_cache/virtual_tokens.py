@@ -12,7 +12,7 @@ from .errors import ConfigError, IntegrityError, OutOfContentsError
 from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
-from .sizes import as_size
+from .sizes import Integer, as_size
 
 MAX_NUM_CONTENTS: Final = 65_536
 """Most contents of a cache that was not told another bound."""
@@ -63,7 +63,7 @@ class VirtualTokens:
         last_token: The number that was given out last, 0 before the first.
     """
 
-    def __init__(self, tree: RadixTree, max_num_contents: int) -> None:
+    def __init__(self, tree: RadixTree, max_num_contents: Integer) -> None:
         """Start without contents; listens to `tree` from the first one on.
 
         Args:

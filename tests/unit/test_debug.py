@@ -20,9 +20,11 @@ from radixkv.mem_cache import (
     PrefixCache,
     RadixCache,
     RadixNode,
+    RequestHandle,
     RequestKV,
 )
 from radixkv.mem_cache.debug_log import NUM_OPERATIONS
+from radixkv.mem_cache.sizes import Integer
 
 from .driver import Wrong, admit, insert, make_memory, run, span
 
@@ -126,7 +128,7 @@ def test_a_fault_is_found_after_the_call_and_the_calls_before_are_told(
 ) -> None:
     cache = kind(make_memory(), debug=True)
     request = run(cache, span(1, 8))
-    cache.memory.request_table.write(PADDING_ROW, 0, b"\1\0\0\0")
+    cache.memory.request_table.rows[PADDING_ROW] += b"\1\0\0\0"
     with pytest.raises(IntegrityError, match="the padding row lists") as caught:
         CALLS[name](cache, request)
 
@@ -217,10 +219,10 @@ class Sloppy(RadixCache):
         super().__init__(memory, debug=True, **options)
         self.change = change
 
-    def truncate(self, request: RequestKV, new_len: int) -> None:
+    def truncate(self, request: RequestHandle, new_len: Integer) -> None:
         if self.watch is not None:
             return self.watch.call(self.truncate, request, new_len)
-        self.change(self, request)
+        self.change(self, self._check(request))
         raise LengthError("refused")
 
 
@@ -255,9 +257,8 @@ def swap_free_rows(cache: Wrong, request: RequestKV) -> None:
 
 
 def swap_row(cache: Wrong, request: RequestKV) -> None:
-    table = cache.memory.request_table
-    row = request.req_pool_idx
-    table.write(row, 2, table.read(row, 3, 4) + table.read(row, 2, 3))
+    row = request.pages
+    row[8:16] = row[12:16] + row[8:12]
 
 
 def swap_victims(cache: Wrong, request: RequestKV) -> None:
@@ -292,7 +293,7 @@ def forget_prompt(cache: Wrong, request: RequestKV) -> None:
         ),
         (
             lambda cache, request: cache.admit([9], namespace="b"),
-            "free rows, rows, requests, namespaces, nodes, ghosts, statistics",
+            "free rows, requests, namespaces, nodes, ghosts, statistics",
         ),
         (lambda cache, request: cache.bump_epoch("empty"), None),
         (lambda cache, request: cache.bump_epoch(None), "namespaces"),
@@ -467,4 +468,4 @@ def test_slots_of_nodes_and_requests_are_all_compared() -> None:
 
     # These follow from the others.
     assert {"children", "newer", "older", "root"} == nodes
-    assert {"awaited", "owner", "quota"} == requests
+    assert {"awaited", "owner", "pages", "quota"} == requests

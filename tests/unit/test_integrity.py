@@ -95,8 +95,7 @@ def test_a_page_with_two_owners_is_named() -> None:
 def test_two_requests_with_one_page_are_named() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         other = run(cache, span(70, 73))
-        row = cache.memory.request_table.read(request.req_pool_idx, 2, 3)
-        cache.memory.request_table.write(other.req_pool_idx, 0, row)
+        other.pages[:4] = request.pages[8:12]
 
     text = report(break_it)
 
@@ -117,7 +116,7 @@ def test_a_foreign_page_is_named() -> None:
 
 def test_a_page_of_a_row_that_changed_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        cache.memory.request_table.write(request.req_pool_idx, 0, page(2) + page(1))
+        request.pages[:8] = page(2) + page(1)
 
     text = report(break_it)
 
@@ -130,7 +129,7 @@ def test_a_path_that_is_longer_than_its_row_is_noticed() -> None:
     request.node = RadixNode(b"", b"".join(map(page, range(3))), RadixRoot(None))
     with pytest.raises(IntegrityError, match="column 0 lists 1, not page 0"):
         cache.check_integrity()
-    cache.memory.request_table.write(1, 0, page(0) + page(1))
+    request.pages[:] = page(0) + page(1)
     with pytest.raises(IntegrityError, match="column 2 lists None, not page 2"):
         cache.check_integrity()
 
@@ -258,7 +257,7 @@ def test_lengths_out_of_order_are_noticed() -> None:
 
 def test_a_page_count_that_does_not_fit_the_lengths_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        request.num_pages += 1
+        request.pages += page(16)
 
     assert "num_pages does not fit its allocated_len: 5, not 4" in report(break_it)
 
@@ -268,6 +267,13 @@ def test_workers_that_know_more_pages_than_there_are_are_noticed() -> None:
         request.num_known_pages = 5
 
     assert "workers know 5 pages of its row" in report(break_it)
+
+
+def test_a_request_with_the_row_of_nobody_is_noticed() -> None:
+    def break_it(cache: RadixCache, request: RequestKV) -> None:
+        request.pages = bytearray(request.pages)
+
+    assert "its pages are not those of its row" in report(break_it)
 
 
 def test_a_lost_row_is_named() -> None:
@@ -296,7 +302,7 @@ def test_a_foreign_row_is_named() -> None:
 
 def test_pages_in_the_padding_row_are_noticed() -> None:
     assert "the padding row lists pages [3]" in report(
-        lambda cache, request: cache.memory.request_table.write(0, 0, page(3))
+        lambda cache, request: cache.memory.request_table.rows[0].extend(page(3))
     )
 
 
@@ -322,7 +328,7 @@ def test_a_foreign_page_in_the_free_list_is_noticed() -> None:
 def test_all_faults_are_told_at_once() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         cache.memory.allocator._stack[0] = 15
-        cache.memory.request_table.write(0, 0, page(3))
+        cache.memory.request_table.rows[0] += page(3)
         nodes(cache)[0].lock_ref += 1
 
     assert len(report(break_it).splitlines()) >= 4

@@ -43,12 +43,6 @@ def make(pool: FakePool) -> MemoryManager:
     )
 
 
-def test_a_row_has_a_column_for_every_page_of_the_longest_request() -> None:
-    table = make_memory(4, 4, max_context_len=9).request_table
-
-    assert table.pages.shape[1] == 3
-
-
 def test_a_resize_keeps_a_pool_in_step() -> None:
     pool = FakePool(4)
     memory = make(pool)

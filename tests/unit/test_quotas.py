@@ -144,7 +144,7 @@ def test_nothing_is_left_of_the_last_quota() -> None:
     memory = make_memory()
     index = RecencyIndex()
     tree = RadixTree(16, index)
-    table = RequestTable(2, 4)
+    table = RequestTable(2)
     allocator: TokenToKVPoolAllocator = memory.allocator
     quotas = Quotas(tree, RunningRequests(allocator, table, 16), allocator)
 

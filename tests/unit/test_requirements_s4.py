@@ -198,4 +198,4 @@ def test_s4_15_the_padding_row_and_the_hold_page_belong_to_nobody() -> None:
 
     assert PADDING_ROW not in [request.req_pool_idx for request in requests]
     assert min(cache.slots(request).min() for request in requests) >= cache.page_size
-    assert not cache.memory.request_table.pages[PADDING_ROW].any()
+    assert not cache.memory.request_table.rows[PADDING_ROW]

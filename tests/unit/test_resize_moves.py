@@ -464,7 +464,7 @@ def test_s4_10_hold_page_and_padding_row_belong_to_nobody_after_a_move(
     assert HOLD_PAGE not in pages_of(cache, request)
     assert HOLD_PAGE not in free_order(cache.memory.allocator)
     assert HOLD_PAGE not in {*info.copies, *info.copies.values()}
-    assert not cache.memory.request_table.pages[PADDING_ROW].any()
+    assert not cache.memory.request_table.rows[PADDING_ROW]
     cache.check_integrity()
 
 

@@ -26,8 +26,9 @@ from radixkv.mem_cache import (
     Priority,
     RadixCache,
     RadixNode,
-    RequestKV,
+    RequestHandle,
 )
+from radixkv.mem_cache.sizes import Integer
 from radixkv.mem_cache.testing import (
     CacheMachine,
     CacheOracle,
@@ -233,7 +234,7 @@ def test_a_sound_cache_with_any_policy_passes(policy: EvictionPolicy) -> None:
 class KeepsTooMuch(RadixCache):
     """Forgets to give pages back."""
 
-    def truncate(self, request: RequestKV, new_len: int) -> None:
+    def truncate(self, request: RequestHandle, new_len: Integer) -> None:
         self.commit(request, max(request.committed_len, new_len))
 
 
@@ -243,13 +244,13 @@ class MatchesTooLittle(RadixCache):
 
 
 class TellsNothing(RadixCache):
-    def evict(self, num_tokens: int) -> int:
+    def evict(self, num_tokens: Integer) -> int:
         super().evict(num_tokens)
         return 0
 
 
 class RefusesBadly(RadixCache):
-    def commit(self, request: RequestKV, new_len: int) -> None:
+    def commit(self, request: RequestHandle, new_len: Integer) -> None:
         if request.allocated_len < new_len:
             self.evict(1)
             raise LengthError("too far")
@@ -257,7 +258,7 @@ class RefusesBadly(RadixCache):
 
 
 class RefusesNothing(RadixCache):
-    def commit(self, request: RequestKV, new_len: int) -> None:
+    def commit(self, request: RequestHandle, new_len: Integer) -> None:
         if new_len <= request.allocated_len:
             super().commit(request, new_len)
 

@@ -160,7 +160,7 @@ def test_an_interrupt_before_a_change_loses_nothing(number: int, overlap: bool) 
 
 def test_an_interrupt_in_the_middle_of_a_call_ends_the_use_of_a_scheduler() -> None:
     class Interrupted(RadixCache):
-        def commit(self, request: object, new_len: int) -> None:
+        def commit(self, request: object, new_len: object) -> None:
             raise KeyboardInterrupt
 
     memory = MemoryManager(16, 4, max_num_requests=4, max_context_len=64)
