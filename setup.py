@@ -9,26 +9,36 @@ import os
 from setuptools import Extension, setup
 
 HOT = [
+    "allocator",
+    "chunk_cache",
     "eviction",
     "explainer",
     "ghost_index",
     "hit_counters",
     "in_flight",
+    "memory_manager",
+    "page_copies",
     "payload",
+    "prefix_cache",
     "quota_index",
+    "radix_cache",
     "radix_node",
     "radix_tree",
     "request_kv",
+    "request_table",
     "retention_index",
     "root_directory",
     "running_requests",
+    "sizes",
     "stale_first",
     "tokens",
+    "virtual_tokens",
 ]
-"""What works inside of a cache.
+"""What every request goes through.
 
-Compiled functions refuse arguments of another type with a bare `TypeError`, so what
-callers reach stays as it is: it takes any integer, and says what it refuses.
+Compiled functions refuse arguments of another type than they name with a bare
+`TypeError`. So what callers reach names wide types, such as `Integer` for `int`, and
+says itself what it refuses.
 """
 
 

@@ -45,7 +45,8 @@ myst_heading_anchors = 3
 # Dotted names of other projects: a build fetches no inventory, so it needs no network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!radixkv\.).*\..*")]
 # Short names of unions, in signatures that autodoc cannot evaluate.
-nitpick_ignore = [("py:class", name) for name in ("Flag", "Integer", "Number")]
+UNIONS = ("Digest", "Flag", "Integer", "Number")
+nitpick_ignore = [("py:class", name) for name in UNIONS]
 
 # autodoc lists what a module has; what it loads on first use must be loaded.
 for room in ROOMS:

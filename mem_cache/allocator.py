@@ -17,7 +17,7 @@ from .errors import (
     IntegrityError,
     PagesInUseError,
 )
-from .sizes import as_integer, as_size
+from .sizes import Integer, as_integer, as_size
 
 _INT32: Final = np.dtype(np.int32)
 
@@ -55,7 +55,7 @@ class TokenToKVPoolAllocator:
         4
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: Integer, page_size: Integer) -> None:
         """Make an allocator with all pages free.
 
         Args:
@@ -77,7 +77,7 @@ class TokenToKVPoolAllocator:
             f"page_size={self.page_size}, num_free_pages={self.num_free_pages})"
         )
 
-    def alloc(self, num_pages: int) -> NDArray[np.int32] | None:
+    def alloc(self, num_pages: Integer) -> NDArray[np.int32] | None:
         """Take pages off the stack, all or nothing.
 
         Args:
@@ -90,12 +90,12 @@ class TokenToKVPoolAllocator:
         Raises:
             ConfigError: `num_pages` is negative, or no integer.
         """
-        num_pages = as_integer("num_pages", num_pages)
-        if num_pages > self.num_free_pages:
+        wanted = as_integer("num_pages", num_pages)
+        if wanted > self.num_free_pages:
             return None
-        if num_pages < 0:
-            raise ConfigError(f"num_pages must be >= 0, got {num_pages}")
-        return np.frombuffer(bytearray(self.take(num_pages)), np.int32)
+        if wanted < 0:
+            raise ConfigError(f"num_pages must be >= 0, got {wanted}")
+        return np.frombuffer(bytearray(self.take(wanted)), np.int32)
 
     def free(self, pages: NDArray[np.integer[Any]] | Sequence[int]) -> None:
         """Put pages back on the stack. A wrong call is refused as a whole.
@@ -194,7 +194,7 @@ class TokenToKVPoolAllocator:
         self._state_view = self._state.data
         self.num_free_pages = n
 
-    def resize(self, num_pages: int) -> None:
+    def resize(self, num_pages: Integer) -> None:
         """Change the number of usable pages; every page in use keeps its id.
 
         Costs O(pages).
@@ -206,15 +206,15 @@ class TokenToKVPoolAllocator:
             ConfigError: `num_pages` is out of range.
             PagesInUseError: A page above the new end is in use.
         """
-        num_pages = as_size("num_pages", num_pages)
+        end = as_size("num_pages", num_pages)
         last_page = int(self._state.max())
-        if last_page > num_pages:
-            raise PagesInUseError(needed=last_page, available=num_pages)
-        num_new = max(0, num_pages - self.num_pages)
+        if last_page > end:
+            raise PagesInUseError(needed=last_page, available=end)
+        num_new = max(0, end - self.num_pages)
         in_use = self.in_use()
         free = self._stack[: self.num_free_pages]
-        free = free[free <= num_pages]
-        self.num_pages = num_pages
+        free = free[free <= end]
+        self.num_pages = end
         self.free_all()
         # Pages that come in stay below the others: they are handed out last.
         self.num_free_pages = num_new + len(free)

@@ -76,7 +76,7 @@ def _request_state(kv: RequestKV) -> tuple[object, ...]:
         kv.allocated_len,
         kv.computed_len,
         kv.has_run,
-        kv.hit_report,
+        kv.hit,
         kv.node,
         kv.num_known_pages,
     )

@@ -13,10 +13,9 @@ from .eviction import RecencyIndex
 from .memory_manager import MemoryManager
 from .prefix_cache import PrefixCache, check_hashable
 from .radix_tree import RadixTree
-from .request_handle import RequestHandle
 from .request_kv import RequestKV
 from .sizes import Flag, Integer
-from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens
+from .tokens import TOKEN_BYTES, Tokens, as_tokens
 from .virtual_tokens import MAX_NUM_CONTENTS
 
 if TYPE_CHECKING:
@@ -62,21 +61,12 @@ class ChunkCache(PrefixCache):
         as_tokens(tokens, self._virtual)
         return 0
 
-    def cache_unfinished_req(
-        self,
-        request: RequestHandle,
-        tokens: Tokens,
-        *,
-        prompt_len: Integer | None = None,
-    ) -> None:
-        """Publish nothing; refuses what every prefix cache refuses."""
-        if self.watch is not None:
-            return self.watch.call(
-                self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
-            )
-        self._check_cover(request, as_sequence(tokens, self._virtual), prompt_len)
-
     def _open(
         self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
     ) -> RequestKV:
         return self._running.open(namespace, priority, None, b"")
+
+    def _publish(
+        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+    ) -> None:
+        pass

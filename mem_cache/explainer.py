@@ -51,6 +51,7 @@ class Explainer:
         # Who has the ghosts of a namespace, since its root goes with its last page.
         self._roots: dict[Hashable, RadixRoot] = {}
         self._max_num_roots = 64
+        self._last_root: RadixRoot | None = None  # one of them
 
     def resize(self, num_pages: int) -> None:
         """Take note of another number of pages in the pool."""
@@ -66,7 +67,7 @@ class Explainer:
 
     def end_epoch(self, namespace: Hashable) -> None:
         """Take note that what a namespace lost is worth nothing any more. O(1)."""
-        root = None
+        root = self._last_root = None
         with suppress(Exception):  # see `_remember`
             root = self._roots.pop(namespace, None)
         if root is not None:
@@ -103,70 +104,93 @@ class Explainer:
         node = request.node
         assert node is not None  # it has its lease
         root = node.root
-        if node is root:
+        if node is root and root is not self._last_root:
             self._remember(root)
+        ghosts = self._ghosts
         num_tokens = len(tokens)
         key = raw = request.awaited
         end = len(raw)
         at = hit = request.protected_len * TOKEN_BYTES
         if num_tokens * TOKEN_BYTES - end == self._page_bytes:
             # The last page is whole, too, but kept back.
-            key = tokens.tobytes()
-        parts = self._ghosts.follow(node, raw, hit) if hit < end else _NO_PARTS
-        if parts:
-            at = parts[-1][0]
-        unpublished = epoch = namespace = 0
-        request.awaited = b""
+            key = request.awaited = tokens.tobytes()
+        parts = _NO_PARTS
+        if hit < end and node.place:
+            missing = raw[hit : hit + self._page_bytes]
+            if missing in ghosts.young or missing in ghosts.old:
+                parts = ghosts.follow(node, raw, hit)
+                if parts:
+                    at = parts[-1][0]
         if available < len(key):
-            request.awaited = key
-            at = unpublished = self._in_flight.join(root, key, at)
-            if at < end and self._directory.has_several:
-                epoch, namespace = self._directory.find(root, raw, at)
-        granted_len = request.committed_len
-        # All tokens before `start` are counted.
-        start = request.computed_len
-        if start < granted_len:
-            start = granted_len
-        if at == hit and not epoch and not namespace:
-            # As for most: a hit, and what nobody has seen before.
-            num_cold = end // TOKEN_BYTES - start
-            if num_cold < 0:
-                num_cold = 0
-            request.hit_report = HitReport(
-                num_tokens,
-                available // TOKEN_BYTES,
-                granted_len,
-                start - granted_len,
-                num_cold,
-                num_tokens - start - num_cold,
-            )
+            at = self._in_flight.join(root, key, at)
         else:
-            ends = (min(unpublished, end), epoch, namespace, end)
-            request.hit_report = HitReport(
-                num_tokens,
-                available // TOKEN_BYTES,
-                granted_len,
-                start - granted_len,
-                *_count_by_reason(num_tokens, start, parts, ends),
-                parts[0][1] if parts else None,
-                self._ghosts.now - parts[0][2] if parts else None,
-            )
-        self._ghosts.now += 1
+            request.awaited = b""
+        granted_len = request.committed_len
+        if (
+            at == hit
+            and (hit == end or not self._directory.has_several)
+            and not request.computed_len
+            and granted_len * TOKEN_BYTES <= end
+        ):
+            # As for most: a hit, and what nobody has seen before.
+            request.hit = (num_tokens, granted_len, available, end)
+        else:
+            request.hit = self._report(request, num_tokens, available, raw, at, parts)
+        ghosts.now += 1
 
     def published(self, request: RequestKV) -> None:
         """Take note that a request published pages that others may wait for."""
         if request.protected_len * TOKEN_BYTES >= len(request.awaited):
-            self.end(request)
+            self._in_flight.leave(request)
+            request.awaited = b""
 
     def end(self, request: RequestKV) -> None:
         """Take note that nobody need wait for a request any longer."""
+        self._in_flight.leave(request)
+        request.awaited = b""
+
+    def _report(
+        self,
+        request: RequestKV,
+        num_tokens: int,
+        available: int,
+        raw: bytes,
+        at: int,
+        parts: Sequence[EvictedPart],
+    ) -> HitReport:
+        """Make the report of a request for which more than two reasons may hold.
+
+        Args:
+            request: See `begin`.
+            num_tokens: All tokens that it was admitted with.
+            available: See `begin`.
+            raw: What was looked up.
+            at: How far it is cached, was evicted or is in flight, in bytes.
+            parts: What was evicted of it.
+        """
         node = request.node
         assert node is not None  # it has its lease
-        self._in_flight.leave(node.root, request.awaited)
-        request.awaited = b""
+        end = len(raw)
+        epoch = namespace = 0
+        if at < end and self._directory.has_several:
+            epoch, namespace = self._directory.find(node.root, raw, at)
+        ends = (min(at, end), epoch, namespace, end)
+        granted_len = request.committed_len
+        # All tokens before `start` are counted.
+        start = max(granted_len, request.computed_len)
+        return HitReport(
+            num_tokens,
+            available // TOKEN_BYTES,
+            granted_len,
+            start - granted_len,
+            *_count_by_reason(num_tokens, start, parts, ends),
+            parts[0][1] if parts else None,
+            self._ghosts.now - parts[0][2] if parts else None,
+        )
 
     def _remember(self, root: RadixRoot) -> None:
         """Give the ghosts of a namespace to its root, which may be a new one."""
+        self._last_root = root
         known = None
         # A namespace that cannot be compared with one that is gone is admitted, as it
         # would be without explanations.

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
-from .radix_node import PAGE_ID_BYTES, RadixNode
+from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .sizes import as_size
-from .tokens import common_bytes
+from .tokens import shared_bytes
 
 EvictedPart: TypeAlias = tuple[int, str, int]
 """How far a prompt follows what was evicted together, in bytes; who evicted it; and how
 many requests had been admitted by then."""
 
+Ghost: TypeAlias = tuple[int, bytes, int, str, int]
+"""Pages that were evicted together, from the tail of one node: the place that they
+follow; their tokens; the place behind them, 0 if nothing was evicted there before; who
+evicted them; and how many requests had been admitted by then."""
 
-class Ghost:
-    """Pages that were evicted together, from the tail of one node.
+_NUM_LET_GO: Final = 4
+"""Forgotten ghosts that each eviction frees, so that they go sooner than they come."""
 
-    Attributes:
-        run: Their tokens, whole pages.
-        size: Bytes of the run that are still remembered; 0 if it is forgotten.
-        by: Who evicted them.
-        when: How many requests had been admitted by then.
-        next: What was cut off the same node before, and follows the run.
-        behind: The ghosts that follow if there is no next, by their first page.
-        home: The dictionary that it is in, if it is in one.
-        page: Its first page: the key in that dictionary.
-    """
-
-    __slots__ = ("behind", "by", "home", "next", "page", "run", "size", "when")
-
-    def __init__(
-        self,
-        run: bytes,
-        by: str,
-        when: int,
-        next_ghost: Ghost | None,
-        behind: dict[bytes, Ghost] | None,
-    ) -> None:
-        """Make a ghost that is nowhere yet."""
-        self.run = run
-        self.size = len(run)
-        self.by = by
-        self.when = when
-        self.next: Ghost | None = next_ghost
-        self.behind: dict[bytes, Ghost] | None = behind
-        self.home: dict[bytes, Ghost] | None = None
-        self.page = b""
-
-    def forget(self) -> None:
-        """Let the tokens go."""
-        self.run = b""
-        self.size = 0
-        self.next = None
+_REVIVED: Final[Ghost] = (0, b"", 0, "", 0)
+"""Follows no place."""
 
 
 class GhostIndex:
@@ -61,17 +30,27 @@ class GhostIndex:
 
     Adaptive caches keep a list of what they evicted to learn from it (Megiddo and
     Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", 2003); this one only
-    explains. It is a shadow of the tree: each eviction leaves a ghost behind the end of
-    a node or of another ghost, where one or two look-ups find it at the end of a hit.
-    Nobody hashes or walks the tokens before it, and what an eviction costs does not
-    depend on its pages.
+    explains. A *place* is the number of a point in the tree behind which something was
+    evicted: the end of a node, or of a ghost. A ghost is found by its first page, and
+    knows the place that it follows. Nobody hashes or walks the tokens before it, and
+    what an eviction costs does not depend on its pages.
+
+    The place of a node, or behind a ghost, is negative as long as nothing follows there
+    but what was cut off the same node: if that comes back, the place is done with.
 
     Tokens of a ghost are compared, never only hashed. A page is cached, or in one
-    ghost, or forgotten; of too many, those are forgotten that were evicted first.
-    Whatever follows a page was evicted before it, so what is remembered has no gaps.
+    ghost, or forgotten. There are two generations of ghosts, each of at most half of
+    the bound; when the young one is full, the old one is forgotten as a whole, and it
+    takes its place. So nobody looks for what to forget, and the half of the bound that
+    was evicted last is always remembered.
+
+    Invariant: whatever follows a page was evicted before it, and is in no younger
+    generation, so what is remembered has no gaps.
 
     Attributes:
-        num_pages: Pages that it remembers.
+        young: A ghost of the young generation by its first page. For reading: no ghost
+            begins with a page that is neither here nor in `old`.
+        old: The same of the old generation.
         now: How many requests have been admitted; for the owner to count.
     """
 
@@ -92,55 +71,64 @@ class GhostIndex:
         self._tree = tree
         self._page_bytes = page_bytes
         self._policy = policy
-        self._set_max(max_num_pages)
-        # What was cut off a node that is still there, and what followed its end. Inside
-        # of a node there are ghosts only if other tokens took their place since.
-        self._tails: dict[RadixNode, Ghost] = {}
-        self._behind: dict[RadixNode, dict[bytes, Ghost]] = {}
-        self._inside: dict[RadixNode, dict[int, dict[bytes, Ghost]]] = {}
-        # All ghosts, the first to be evicted first.
-        self._queue: deque[Ghost] = deque()
-        self._num_stale = 0  # of them, those that are cached again
-        self.num_pages = 0
+        self.resize(max_num_pages)
+        self.young: dict[bytes, Ghost] = {}
+        self.old: dict[bytes, Ghost] = {}
+        # Further ghosts that begin with the same page, also by the place they follow.
+        self._more_young: dict[tuple[int, bytes], Ghost] = {}
+        self._more_old: dict[tuple[int, bytes], Ghost] = {}
+        self._young_bytes = 0
+        self._old_bytes = 0
+        # Forgotten ghosts that still take memory.
+        self._fading: list[dict[Any, Ghost]] = []
+        # Roots that lost a page while a generation was the young one.
+        self._young_roots: dict[RadixNode, None] = {}
+        self._old_roots: dict[RadixNode, None] = {}
+        # By their offsets, the places that other tokens followed since in the same
+        # node: a leaf that lost its tail grew again.
+        self._inside: dict[RadixNode, dict[int, int]] = {}
+        self._last_place = 0
         self.now = 0
         tree.on_published.append(self._on_published)
         tree.on_split.append(self._on_split)
         tree.on_evicted.append(self._on_evicted)
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that it remembers."""
+        return (self._young_bytes + self._old_bytes) // self._page_bytes
+
     def state(self) -> dict[str, object]:
         """Return all that it remembers, as plain values to compare."""
-        ghosts = [(one.run, one.size, one.by, one.when) for one in self._queue]
-        return {"ghosts": (self.num_pages, self.now, ghosts)}
+        old = [*self.old.values(), *self._more_old.values()]
+        young = [*self.young.values(), *self._more_young.values()]
+        sizes = (self._old_bytes, self._young_bytes)
+        return {"ghosts": (*sizes, self.now, old, young)}
 
-    def has_behind(self, node: RadixNode) -> bool:
-        """Tell whether a ghost follows the end of `node`."""
-        return bool(self._behind.get(node))
+    def has_behind(self, root: RadixNode) -> bool:
+        """Tell whether a ghost may follow a root."""
+        return root in self._young_roots or root in self._old_roots
 
     def resize(self, max_num_pages: int) -> None:
-        """Change how many pages it remembers, and forget those that are too many.
+        """Change how many pages it remembers. O(1).
+
+        A lower bound holds for what is evicted from now on: why a pool that has shrunk
+        has less is what many will ask. What is too much goes with its generation.
 
         Args:
-            max_num_pages: Most pages to remember, at least 1.
+            max_num_pages: Most pages to remember, at least 1; of one, it remembers two.
 
         Raises:
             ConfigError: `max_num_pages` is out of range.
         """
-        self._set_max(max_num_pages)
-        self._forget_down_to(self._max_num_pages)
-
-    def _set_max(self, max_num_pages: int) -> None:
-        self._max_num_pages = as_size("max_num_pages", max_num_pages)
-        # Forgetting some pages at a time costs less than one by one.
-        self._num_slack_pages = min(max_num_pages // 64, 64)
+        most = max(as_size("max_num_pages", max_num_pages) // 2, 1)
+        self._max_young_bytes = most * self._page_bytes
 
     def clear(self) -> None:
         """Forget everything."""
-        self._tails.clear()
-        self._behind.clear()
+        self._begin_generation()
+        self._begin_generation()
         self._inside.clear()
-        self._queue.clear()
-        self._num_stale = 0
-        self.num_pages = 0
 
     def follow(self, node: RadixNode, raw: bytes, start: int) -> list[EvictedPart]:
         """Find what was evicted of the tokens that follow a hit.
@@ -156,38 +144,33 @@ class GhostIndex:
         Complexity: O(parts on the way), plus one comparison of their tokens.
         """
         found: list[EvictedPart] = []
-        ghost = self._tails.get(node)
-        if ghost is None or not self._begins(ghost, raw, start):
-            behind = self._behind.get(node)
-            if not behind:
-                return found
-            ghost = behind.get(raw[start : start + self._page_bytes])
-        while ghost is not None:
-            shared = self._shared_bytes(raw, start, ghost)
-            if shared:
-                start += shared
-                found.append((start, ghost.by, ghost.when))
-            if shared < ghost.size:
+        place = node.place
+        while place:
+            ghost = self._find(abs(place), raw[start : start + self._page_bytes])
+            if ghost is None:
                 break
-            behind = ghost.behind
-            ghost = ghost.next
-            if behind:
-                ghost = behind.get(raw[start : start + self._page_bytes])
+            _, run, place, by, when = ghost
+            shared = self._shared_bytes(raw, start, run)
+            start += shared
+            found.append((start, by, when))
+            if shared < len(run):
+                break
         return found
 
     def move_root(self, old: RadixNode, new: RadixNode) -> None:
         """Take note that a namespace that came back has another root."""
-        behind = self._behind.pop(old, None)
-        if behind:
-            self._behind[new] = behind
+        new.place = old.place
+        for roots in (self._young_roots, self._old_roots):
+            if old in roots:
+                del roots[old]
+                roots[new] = None
 
     def drop(self, node: RadixNode) -> None:
         """Lose what follows a node: nobody will ask for it again.
 
         It is forgotten when its time comes.
         """
-        self._tails.pop(node, None)
-        self._behind.pop(node, None)
+        node.place = 0
         self._inside.pop(node, None)
 
     # Ghosts come ------------------------------------------------------------
@@ -195,177 +178,205 @@ class GhostIndex:
     def _on_evicted(self, node: RadixNode, run: bytes, pages: bytes) -> None:
         """Remember what was cut off the tail of a node.
 
-        Complexity: O(1), plus O(ghosts inside of the node).
+        Complexity: O(1), plus O(places inside of the node).
         """
         if node.root.is_stale:
             self.drop(node)
             return
+        if self._fading:
+            self._let_go()
+        young_bytes = self._young_bytes + len(run)
+        if young_bytes > self._max_young_bytes:
+            run = self._make_room(run)
+            young_bytes = len(run)
+        self._young_bytes = young_bytes
         if self._inside and node in self._inside:
-            self._cut_inside(node, run)
+            run = self._cut_inside(node, run)
+            if not run:
+                return
+        behind = node.place
+        if node.key:
+            self._last_place = place = self._last_place + 1
+            node.place = -place
         else:
-            self._cut(node, len(node.key), run)
-        num_pages = self.num_pages + len(pages) // PAGE_ID_BYTES
-        self.num_pages = num_pages
-        if num_pages > self._max_num_pages:
-            self._forget_down_to(self._max_num_pages - self._num_slack_pages)
-
-    def _cut(self, node: RadixNode, kept: int, run: bytes) -> None:
-        """Put a ghost before what follows the end of a node; `kept` bytes are left."""
-        tail = self._tails.get(node)
-        behind = self._behind.pop(node, None)
-        if tail is not None and behind:
-            if tail.size:
-                self._put(tail, behind)
-            tail = None
-        cause = self._tree.cause or self._policy
-        ghost = Ghost(run, cause, self.now, tail, behind)
-        self._queue.append(ghost)
-        if kept:
-            self._tails[node] = ghost
-            return
-        self._tails.pop(node, None)
-        home = self._behind.get(node.parent)
-        if home is None:
-            home = self._behind[node.parent] = {}
+            parent = node.parent
+            place = parent.place
+            if place < 0:
+                parent.place = place = -place
+            elif not place:
+                self._last_place = parent.place = place = self._last_place + 1
+            if parent.parent is parent:
+                self._young_roots[parent] = None
         page = run[: self._page_bytes]
-        home[page] = ghost
-        ghost.page = page
-        ghost.home = home
+        ghost = (place, run, behind, self._tree.cause or self._policy, self.now)
+        young = self.young
+        if page in young:
+            self._more_young[place, page] = ghost
+        else:
+            young[page] = ghost
 
-    def _put(self, ghost: Ghost, home: dict[bytes, Ghost]) -> None:
-        """Let a ghost be found in `home` from now on."""
-        ghost.page = ghost.run[: self._page_bytes]
-        ghost.home = home
-        home[ghost.page] = ghost
+    def _make_room(self, run: bytes) -> bytes:
+        """Begin a generation that takes a run; returns what fits of it."""
+        if len(run) > self._max_young_bytes:
+            # Its last pages are forgotten, and with them all that was evicted before.
+            self.clear()
+            return run[: self._max_young_bytes]
+        self._begin_generation()
+        return run
 
-    def _cut_inside(self, node: RadixNode, run: bytes) -> None:
-        """Cut a node piece by piece, from one place with ghosts to the next."""
+    def _begin_generation(self) -> None:
+        """Forget the old generation; the young one takes its place."""
+        self._fading += [ghosts for ghosts in (self.old, self._more_old) if ghosts]
+        self.old = self.young
+        self._more_old = self._more_young
+        self._old_roots = self._young_roots
+        self._old_bytes = self._young_bytes
+        self.young = {}
+        self._more_young = {}
+        self._young_roots = {}
+        self._young_bytes = 0
+
+    def _let_go(self) -> None:
+        """Free a few of the forgotten ghosts: a million at once would be a pause."""
+        ghosts = self._fading[-1]
+        for _ in range(min(len(ghosts), _NUM_LET_GO)):
+            ghosts.popitem()
+        if not ghosts:
+            self._fading.pop()
+
+    def _cut_inside(self, node: RadixNode, run: bytes) -> bytes:
+        """Cut a node piece by piece, down to each place in it; returns what is left."""
         inside = self._inside.pop(node)
         kept = len(node.key)
         for offset in sorted(inside, reverse=True):
-            if offset <= kept:
+            if offset < kept:
+                self._inside[node] = inside
                 break
-            self._cut(node, offset, run[offset - kept :])
-            self._behind[node] = inside.pop(offset)
+            piece = run[offset - kept :]
             run = run[: offset - kept]
-        self._cut(node, kept, run)
-        if kept in inside:
-            self._behind[node] = inside.pop(kept)
-        if inside:
-            self._inside[node] = inside
+            behind = node.place
+            node.place = place = inside.pop(offset)
+            by = self._tree.cause or self._policy
+            self._put(
+                (place, piece, behind, by, self.now), self.young, self._more_young
+            )
+        return run
 
-    def _put_inside(
-        self, node: RadixNode, offset: int, ghosts: dict[bytes, Ghost]
+    def _put(
+        self,
+        ghost: Ghost,
+        ghosts: dict[bytes, Ghost],
+        more: dict[tuple[int, bytes], Ghost],
     ) -> None:
-        self._inside.setdefault(node, {})[offset] = ghosts
+        """Add a ghost to a generation."""
+        page = ghost[1][: self._page_bytes]
+        if page in ghosts:
+            more[ghost[0], page] = ghost
+        else:
+            ghosts[page] = ghost
 
-    def _on_split(self, upper: RadixNode, node: RadixNode) -> None:
-        """Move the ghosts inside of `node`, whose first tokens `upper` took."""
-        inside = self._inside.pop(node, None)
-        if inside is None:
+    # Ghosts move and go -----------------------------------------------------
+
+    def _on_split(self, upper: RadixNode, lower: RadixNode) -> None:
+        """Share out the places inside of a node. O(places)."""
+        if not self._inside or lower not in self._inside:
             return
         cut = len(upper.key)
-        for offset, ghosts in inside.items():
-            if offset == cut:
-                self._behind[upper] = ghosts
-            elif offset < cut:
-                self._put_inside(upper, offset, ghosts)
+        above: dict[int, int] = {}
+        below: dict[int, int] = {}
+        for offset, place in self._inside.pop(lower).items():
+            if offset < cut:
+                above[offset] = place
+            elif offset > cut:
+                below[offset - cut] = place
             else:
-                self._put_inside(node, offset - cut, ghosts)
-
-    # Ghosts go --------------------------------------------------------------
+                upper.place = place
+        if above:
+            self._inside[upper] = above
+        if below:
+            self._inside[lower] = below
 
     def _on_published(self, node: RadixNode, start: int) -> None:
-        """Forget what is cached again: ``node.key[start:]``.
+        """Forget what is cached again.
 
-        Complexity: O(1), plus O(ghosts of these tokens).
+        Complexity: O(1), plus O(parts that are), plus one comparison of their tokens.
         """
-        before = node if start else node.parent
-        tail = self._tails.get(before)
-        behind = self._behind.get(before)
-        if not behind and tail is None:
-            return
-        page = node.key[start : start + self._page_bytes]
-        if start:
+        if start == 0:
+            place = node.parent.place
+            if place:
+                page = node.key[: self._page_bytes]
+                if page in self.young or page in self.old:
+                    self._revive(place, node, 0)
+        elif node.place:
             # What followed the end of the node is inside of it now.
-            behind = self._leave_end(node)
-        elif tail is not None and self._begins(tail, page, 0):
-            del self._tails[before]
-            self._revive(tail, node, start)
-            return
-        ghost = behind.pop(page, None) if behind else None
-        if start and behind:
-            self._put_inside(node, start, behind)
-        if ghost is not None:
-            self._revive(ghost, node, start)
+            place = node.place
+            node.place = 0
+            self._revive(place, node, start)
 
-    def _leave_end(self, node: RadixNode) -> dict[bytes, Ghost]:
-        """Take out all ghosts that follow the end of a node."""
-        behind = self._behind.pop(node, None)
-        if behind is None:
-            behind = {}
-        tail = self._tails.pop(node, None)
-        if tail is not None and tail.size:
-            self._put(tail, behind)
-        return behind
-
-    def _revive(self, first: Ghost, node: RadixNode, start: int) -> None:
-        """Forget what ``node.key[start:]`` has of a ghost and of those that follow."""
+    def _revive(self, place: int, node: RadixNode, start: int) -> None:
+        """Forget what ``node.key[start:]`` has of the ghosts that follow a place."""
         key = node.key
-        ghost: Ghost | None = first
-        while ghost is not None:
-            shared = self._shared_bytes(key, start, ghost)
-            start += shared
-            self.num_pages -= shared // self._page_bytes
-            behind: dict[bytes, Ghost] = ghost.behind or {}
-            rest: Ghost | None = ghost.next
-            if shared < ghost.size:
-                ghost.run = ghost.run[shared:]
-                ghost.size -= shared
-                behind = {}
-                rest = ghost
-            else:
-                ghost.forget()
-                self._num_stale += 1
-            if rest is not None and rest.size:
-                self._put(rest, behind)
-            ghost = behind.pop(key[start : start + self._page_bytes], None)
-            if behind and start < len(key):
-                self._put_inside(node, start, behind)
-            elif behind:
-                self._behind[node] = behind
-        if self._num_stale > len(self._queue) // 2 + 64:
-            self._queue = deque([ghost for ghost in self._queue if ghost.size])
-            self._num_stale = 0
-
-    def _forget_down_to(self, num_pages: int) -> None:
-        """Forget the pages that were evicted first: of a ghost, the last ones."""
-        excess = (self.num_pages - num_pages) * self._page_bytes
-        while excess > 0:
-            ghost = self._queue[0]
-            if ghost.size > excess:
-                # The tokens themselves go with the rest: that saves copying them.
-                ghost.size -= excess
+        page_bytes = self._page_bytes
+        while place:
+            ghost = self._find(abs(place), key[start : start + page_bytes])
+            if start and (ghost is None or place > 0):
+                # Other ghosts may follow here; before the start, that is its parent's.
+                self._inside.setdefault(node, {})[start] = abs(place)
+            if ghost is None:
                 break
-            self._queue.popleft()
-            if not ghost.size:
-                self._num_stale -= 1
-                continue
-            excess -= ghost.size
-            ghost.forget()
-            if ghost.home is not None:
-                del ghost.home[ghost.page]
-        self.num_pages = min(self.num_pages, num_pages)
+            _, run, place, by, when = ghost
+            shared = self._shared_bytes(key, start, run)
+            start += shared
+            is_young = self._take(ghost, shared)
+            if shared < len(run):
+                # The rest stays as old as it was.
+                self._last_place = rest_place = self._last_place + 1
+                rest = (rest_place, run[shared:], place, by, when)
+                place = -rest_place
+                if is_young:
+                    self._put(rest, self.young, self._more_young)
+                else:
+                    self._put(rest, self.old, self._more_old)
+            if start == len(key):
+                node.place = place
+                break
 
-    # Comparing --------------------------------------------------------------
+    def _take(self, ghost: Ghost, num_bytes: int) -> bool:
+        """Take out a ghost, and count off some of it; tell whether it was young."""
+        place, page = ghost[0], ghost[1][: self._page_bytes]
+        is_young = (place, page) in self._more_young
+        if not is_young and page in self.young:
+            is_young = self.young[page][0] == place
+        ghosts = self.young if is_young else self.old
+        more = self._more_young if is_young else self._more_old
+        if ghosts[page][0] != place:
+            del more[place, page]
+        elif more:
+            ghosts[page] = _REVIVED  # others may begin with that page
+        else:
+            del ghosts[page]
+        if is_young:
+            self._young_bytes -= num_bytes
+        else:
+            self._old_bytes -= num_bytes
+        return is_young
 
-    def _begins(self, ghost: Ghost, raw: bytes, start: int) -> bool:
-        """Tell whether ``raw[start:]`` begins with the first page of a ghost."""
-        return ghost.size > 0 and raw.startswith(ghost.run[: self._page_bytes], start)
+    def _find(self, place: int, page: bytes) -> Ghost | None:
+        """Return the ghost that begins with `page` behind a place, if there is one."""
+        ghost = self.young.get(page)
+        if ghost is not None:
+            if ghost[0] == place:
+                return ghost
+            ghost = self._more_young.get((place, page))
+            if ghost is not None:
+                return ghost
+        ghost = self.old.get(page)
+        if ghost is None or ghost[0] == place:
+            return ghost
+        return self._more_old.get((place, page))
 
-    def _shared_bytes(self, raw: bytes, start: int, ghost: Ghost) -> int:
-        """Count the bytes of whole pages that ``raw[start:]`` shares with a ghost."""
-        if raw.startswith(ghost.run, start):
-            return ghost.size
-        shared = min(common_bytes(raw, start, ghost.run), ghost.size)
-        return shared - shared % self._page_bytes
+    def _shared_bytes(self, raw: bytes, start: int, run: bytes) -> int:
+        """Count the bytes of whole pages that ``raw[start:]`` shares with a run."""
+        if raw.startswith(run, start):
+            return len(run)
+        return shared_bytes(raw, start, run, self._page_bytes)

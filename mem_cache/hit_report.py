@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final, TypeAlias
+
 import msgspec
+
+from .tokens import TOKEN_BYTES
+
+Hit: TypeAlias = tuple[int, ...]
+"""What most hits come down to: the tokens that a request was admitted with, and those
+granted. If it is explained, also the bytes available, and the bytes of its whole pages,
+all but the last token's: up to there the rest is cold, then unaligned."""
+
+NO_HIT: Final[Hit] = (0, 0)
 
 
 class HitReport(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +40,9 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
             cached, as one token is always left; more if a part of a page is reused.
         num_recomputed_tokens: Computed once, before the request was retracted, and not
             cached any more; see `computed_len` of `PrefixCache.admit`.
-        num_evicted_tokens: Were cached in this epoch, and were evicted. Of what was
-            evicted, the cache remembers as many pages as it has.
+        num_evicted_tokens: Were cached in this epoch, and were evicted. The cache
+            remembers at least as many pages that were evicted last as half of those it
+            has, and at most as many as it has.
         num_quota_tokens: The same, but they had to go since their namespace had reached
             its ceiling.
         num_unpublished_tokens: A running request was admitted with the same tokens, and
@@ -60,3 +72,20 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
     num_other_namespace_tokens: int = 0
     evicted_by: str | None = None
     evicted_ago: int | None = None
+
+
+def report_of(hit: Hit | HitReport) -> HitReport | None:
+    """Return the report of a hit, or ``None`` if it is not explained."""
+    if isinstance(hit, HitReport):
+        return hit
+    if len(hit) == 2:
+        return None
+    num_tokens, granted_len, available_bytes, whole_bytes = hit
+    whole_len = whole_bytes // TOKEN_BYTES
+    return HitReport(
+        num_tokens=num_tokens,
+        available_len=available_bytes // TOKEN_BYTES,
+        granted_len=granted_len,
+        num_cold_tokens=whole_len - granted_len,
+        num_unaligned_tokens=num_tokens - whole_len,
+    )

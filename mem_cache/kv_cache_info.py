@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, RequestStateError
-from .payload import pack_payload
+from .payload import pack_numbers
 
 
 class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +86,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
                 )
         head = [*rows, *starts, *stops, *page_starts, *page_indptr]
         try:
-            payload = pack_payload(head, new_pages, forgotten_rows)
+            payload = pack_numbers(head) + new_pages + pack_numbers(forgotten_rows)
         except (StructError, TypeError) as error:
             _refuse_numbers(
                 error,

@@ -8,7 +8,7 @@ from .allocator import TokenToKVPoolAllocator
 from .errors import ConfigError
 from .page_copies import PageCopies
 from .request_table import RequestTable
-from .sizes import as_size
+from .sizes import Integer, as_size
 
 if TYPE_CHECKING:
     from .kv_pool import KVPool
@@ -32,11 +32,11 @@ class MemoryManager:
 
     def __init__(
         self,
-        num_pages: int,
-        page_size: int,
+        num_pages: Integer,
+        page_size: Integer,
         *,
-        max_num_requests: int,
-        max_context_len: int,
+        max_num_requests: Integer,
+        max_context_len: Integer,
         kv_pool: KVPool | None = None,
     ) -> None:
         """Make the memory of one process, everything free.
@@ -91,7 +91,7 @@ class MemoryManager:
         """Requests that can run at a time."""
         return self.request_table.max_num_requests
 
-    def resize(self, num_pages: int) -> None:
+    def resize(self, num_pages: Integer) -> None:
         """Change the number of usable pages of the allocator, and of a pool.
 
         A pool makes the pending page copies before it is cut, so its steps so far must
@@ -101,14 +101,14 @@ class MemoryManager:
             ConfigError: `num_pages` is out of range.
             PagesInUseError: A page above the new end is in use.
         """
-        num_pages = as_size("num_pages", num_pages)
+        end = as_size("num_pages", num_pages)
         pool = self.kv_pool
         # At no time may the allocator hand out pages that the pool does not have.
-        if pool is not None and num_pages > self.num_pages:
-            pool.resize(num_pages)
-        self.allocator.resize(num_pages)
-        if pool is not None and num_pages < pool.num_pages:
+        if pool is not None and end > self.num_pages:
+            pool.resize(end)
+        self.allocator.resize(end)
+        if pool is not None and end < pool.num_pages:
             copies = self.page_copies.take()
             if copies:
                 pool.copy_pages(list(copies.values()), list(copies))
-            pool.resize(num_pages)
+            pool.resize(end)

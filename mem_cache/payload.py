@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
 from struct import Struct
+from typing import Final
+
+_LAYOUTS: Final[dict[int, Struct]] = {}
+"""How so many numbers are packed, made once for each size of a batch."""
 
 
-def pack_payload(
-    head: list[int], new_pages: bytes, forgotten_rows: Collection[int]
-) -> bytes:
-    """Pack the numbers of a step as `KVCacheInfo` says, but for the page copies.
+def pack_numbers(numbers: Collection[int]) -> bytes:
+    """Return numbers as the bytes of int32, in the byte order of the machine.
 
-    Args:
-        head: All that comes before the page ids.
-        new_pages: Page ids, the bytes of int32.
-        forgotten_rows: Rows that were given back.
+    Raises:
+        struct.error: One of them is no int32.
     """
-    payload = _layout(len(head)).pack(*head) + new_pages
-    if forgotten_rows:
-        payload += _layout(len(forgotten_rows)).pack(*forgotten_rows)
-    return payload
-
-
-@cache
-def _layout(count: int) -> Struct:
-    """Return the layout of so many numbers, made once for each size of a batch."""
-    return Struct(f"{count}i")
+    layout = _LAYOUTS.get(len(numbers))
+    if layout is None:
+        layout = _LAYOUTS[len(numbers)] = Struct(f"{len(numbers)}i")
+    return layout.pack(*numbers)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -50,12 +50,15 @@ from .sizes import (
 )
 from .stale_first import end_epoch
 from .stats import CacheStats
-from .tokens import Tokens, as_tokens
+from .tokens import Tokens, as_sequence, as_tokens
 from .victims import Victim, list_victims
-from .virtual_tokens import MAX_NUM_CONTENTS, VirtualTokens
+from .virtual_tokens import MAX_NUM_CONTENTS, Digest, VirtualTokens
 
 if TYPE_CHECKING:
     from .shared_counters import SharedCounters
+
+
+_get_ident: Final = get_ident  # compiled code finds what is final without a look-up
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -267,7 +270,7 @@ class PrefixCache(ABC):
             ConfigError: `namespace` is not hashable.
         """
 
-    def intern(self, content_digest: bytes) -> int:
+    def intern(self, content_digest: Digest) -> int:
         """Return a virtual token for an image, a sound, or any other content.
 
         Put it in the place of the placeholders that the model has for the content, in
@@ -283,7 +286,7 @@ class PrefixCache(ABC):
 
         Args:
             content_digest: A cryptographic digest of all that determines the content's
-                K and V, 16 to 64 bytes.
+                K and V, 16 to 64 bytes; what is no `bytes` object is copied.
 
         Returns:
             A negative number, the same for the same digest for as long as it is alive.
@@ -340,7 +343,7 @@ class PrefixCache(ABC):
                 priority=priority,
                 computed_len=computed_len,
             )
-        if get_ident() != self._owner:
+        if _get_ident() != self._owner:
             self._check_thread()
         array = as_tokens(tokens, self._virtual)
         num_tokens = len(array)
@@ -365,7 +368,7 @@ class PrefixCache(ABC):
         if self._partial_pages is not None:
             self._partial_pages.extend_hit(request, array, self.page_size)
         if self._owner is None:
-            self._owner = get_ident()
+            self._owner = _get_ident()
         request.computed_len = num_computed
         self._hits.add(request, num_tokens)
         if explainer is not None:
@@ -475,7 +478,6 @@ class PrefixCache(ABC):
             )
         self._running.drop_tail(kv, end)
 
-    @abstractmethod
     def cache_unfinished_req(
         self,
         request: RequestHandle,
@@ -499,7 +501,17 @@ class PrefixCache(ABC):
             LengthError: `tokens` do not cover `committed_len` or `prompt_len`.
             TokenError: `tokens` are no token ids.
             RequestStateError: The request is released or foreign.
+
+        Complexity: O(new tokens); the walk begins at the request's locked node.
         """
+        if self.watch is not None:
+            return self.watch.call(
+                self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
+            )
+        tokens = as_sequence(tokens, self._virtual)
+        self._publish(
+            self._check_cover(request, tokens, prompt_len), tokens, prompt_len
+        )
 
     def cache_finished_req(
         self,
@@ -527,8 +539,10 @@ class PrefixCache(ABC):
             return self.watch.call(
                 self.cache_finished_req, request, tokens, prompt_len=prompt_len
             )
-        self.cache_unfinished_req(request, tokens, prompt_len=prompt_len)
-        self._close(self._check(request))
+        tokens = as_sequence(tokens, self._virtual)
+        kv = self._check_cover(request, tokens, prompt_len)
+        self._publish(kv, tokens, prompt_len)
+        self._close(kv)
 
     def release(self, request: RequestHandle) -> None:
         """Give everything back and publish nothing: abort or retract.
@@ -617,10 +631,10 @@ class PrefixCache(ABC):
             PolicyError: The eviction policy failed.
         """
         self._check_thread()
-        num_pages = as_length("num_pages", num_pages)
-        if num_pages < 0:
-            raise LengthError(f"num_pages must be >= 0, got {num_pages}")
-        return list_victims(self._tree, num_pages, self.page_size)
+        num_victims = as_length("num_pages", num_pages)
+        if num_victims < 0:
+            raise LengthError(f"num_pages must be >= 0, got {num_victims}")
+        return list_victims(self._tree, num_victims, self.page_size)
 
     def reset(self) -> None:
         """Forget everything that is cached.
@@ -696,24 +710,24 @@ class PrefixCache(ABC):
         if self.watch is not None:
             return self.watch.call(self.resize, num_pages)
         self._check_thread()
-        num_pages = as_size("num_pages", num_pages)
+        end = as_size("num_pages", num_pages)
         needed = self._tree.num_protected_pages + self._running.num_held_pages
         evictable = self._tree.num_evictable_pages
         if self._quotas is not None:
-            self._quotas.check_capacity(num_pages)
+            self._quotas.check_capacity(end)
             needed += evictable - self._quotas.num_reachable_pages
             evictable = self._quotas.num_reachable_pages
-        if needed > num_pages:
-            raise PagesInUseError(needed=needed, available=num_pages)
-        excess = needed + evictable - num_pages
+        if needed > end:
+            raise PagesInUseError(needed=needed, available=end)
+        excess = needed + evictable - end
         if excess > 0:
             self._take_back(self._drop(excess, "resize"))
-        move_pages_below(num_pages, self.memory, self._tree, self._running)
-        self.memory.resize(num_pages)
+        move_pages_below(end, self.memory, self._tree, self._running)
+        self.memory.resize(end)
         if self._retention is not None:
             self._retention.settle()
         if self._explainer is not None:
-            self._explainer.resize(num_pages)
+            self._explainer.resize(end)
 
     def check_integrity(self) -> None:
         """Recount everything from the structures. Costs O(pages + nodes).
@@ -773,9 +787,15 @@ class PrefixCache(ABC):
     ) -> RequestKV:
         """Begin a request with the cached prefix of all `tokens` but the last."""
 
+    @abstractmethod
+    def _publish(
+        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+    ) -> None:
+        """Publish the full pages of a request that are computed."""
+
     def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
-        if get_ident() != self._owner:
+        if _get_ident() != self._owner:
             self._check_thread()
         batch: list[RequestKV] = []
         running = self._running
@@ -870,7 +890,7 @@ class PrefixCache(ABC):
 
     def _check(self, request: RequestHandle) -> RequestKV:
         """Refuse a request that this cache does not run, and a foreign thread."""
-        if get_ident() != self._owner:
+        if _get_ident() != self._owner:
             self._check_thread()
         if not isinstance(request, RequestKV) or request.owner is not self._running:
             raise _not_running(request)
@@ -895,22 +915,22 @@ class PrefixCache(ABC):
         return kv
 
     def _check_thread(self) -> None:
-        if self._owner is not None and get_ident() != self._owner:
+        if self._owner is not None and _get_ident() != self._owner:
             self._check_other_thread(self._owner)
 
     def _check_other_thread(self, owner: int) -> None:
         if any(thread.ident == owner for thread in enumerate_threads()):
             raise WrongThreadError(
                 "a cache has one owner thread, the first that admitted a request; "
-                f"got a call from {get_ident()}, the owner is {owner}"
+                f"got a call from {_get_ident()}, the owner is {owner}"
             )
-        self._owner = get_ident()  # who owned it has ended
+        self._owner = _get_ident()  # who owned it has ended
 
     def _num_pages(self, num_tokens: Integer) -> int:
-        num_tokens = as_length("num_tokens", num_tokens)
-        if num_tokens < 0:
-            raise LengthError(f"num_tokens must be >= 0, got {num_tokens}")
-        return num_pages_for(num_tokens, self.page_size)
+        size = as_length("num_tokens", num_tokens)
+        if size < 0:
+            raise LengthError(f"num_tokens must be >= 0, got {size}")
+        return num_pages_for(size, self.page_size)
 
 
 def _not_running(request: object) -> RequestStateError:
@@ -925,12 +945,10 @@ def _as_lens(new_lens: Sequence[Integer]) -> list[int]:
 
 
 def _as_computed_len(computed_len: Integer, num_tokens: int) -> int:
-    computed_len = as_length("computed_len", computed_len)
-    if not 0 <= computed_len <= num_tokens:
-        raise LengthError(
-            f"computed_len must be in 0..{num_tokens}, got {computed_len}"
-        )
-    return computed_len
+    size = as_length("computed_len", computed_len)
+    if not 0 <= size <= num_tokens:
+        raise LengthError(f"computed_len must be in 0..{num_tokens}, got {size}")
+    return size
 
 
 def check_hashable(name: str, value: Hashable) -> None:

@@ -22,13 +22,12 @@ from .quota import Quota, requests_of
 from .quotas import Quotas
 from .radix_node import PAGE_ID_BYTES, NamespaceCounters
 from .radix_tree import RadixTree
-from .request_handle import RequestHandle
 from .request_kv import RequestKV
 from .retention import Retention
 from .sizes import Flag, Integer, Number, as_size
 from .stats import NamespaceStats
 from .steady_clock import SteadyClock
-from .tokens import TOKEN_BYTES, Tokens, as_sequence, as_tokens, key_bytes
+from .tokens import TOKEN_BYTES, Tokens, as_tokens, key_bytes
 from .virtual_tokens import MAX_NUM_CONTENTS
 
 if TYPE_CHECKING:
@@ -128,50 +127,6 @@ class RadixCache(PrefixCache):
         check_hashable("namespace", namespace)
         array = as_tokens(tokens, self._virtual)
         return self._tree.match(namespace, array.tobytes()) // TOKEN_BYTES
-
-    def cache_unfinished_req(
-        self,
-        request: RequestHandle,
-        tokens: Tokens,
-        *,
-        prompt_len: Integer | None = None,
-    ) -> None:
-        """Publish the full pages that are computed; see `PrefixCache`.
-
-        Complexity: O(new tokens); the walk begins at the request's locked node.
-        """
-        if self.watch is not None:
-            return self.watch.call(
-                self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
-            )
-        tokens = as_sequence(tokens, self._virtual)
-        kv = self._check_cover(request, tokens, prompt_len)
-        page_size = self._allocator.page_size
-        start = kv.protected_len
-        stop = kv.committed_len // page_size * page_size
-        if stop == start:
-            return
-        raw = key_bytes(tokens, start, stop, self._virtual)
-        assert kv.node is not None  # it has its lease
-        if kv.node.root.is_stale:
-            return  # its epoch is over: it publishes nothing
-        marks = self._output_marks
-        if marks is None:
-            self._publish(kv, raw, stop)
-            return
-        # [start, prompt_stop)       prompt, up to the end of its last page
-        # [prompt_stop, stop)        output: in nodes of its own, since these are marked
-        prompt_stop = stop
-        if prompt_len is not None:
-            prompt_stop = -(-int(prompt_len) // page_size) * page_size
-            prompt_stop = min(max(prompt_stop, start), stop)
-        cut = (prompt_stop - start) * TOKEN_BYTES
-        if cut:
-            num_new = self._publish(kv, raw[:cut], prompt_stop)
-            marks.see_prompt(kv.node, num_new)
-        if cut < len(raw):
-            num_new = self._publish(kv, raw[cut:], stop)
-            marks.see_output(kv.node, num_new)
 
     def retain(
         self,
@@ -323,7 +278,37 @@ class RadixCache(PrefixCache):
             num_cached_tokens=counters.num_cached_tokens,
         )
 
-    def _publish(self, request: RequestKV, raw: bytes, stop: int) -> int:
+    def _publish(
+        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+    ) -> None:
+        page_size = self._allocator.page_size
+        start = request.protected_len
+        stop = request.committed_len // page_size * page_size
+        if stop == start:
+            return
+        raw = key_bytes(tokens, start, stop, self._virtual)
+        assert request.node is not None  # it has its lease
+        if request.node.root.is_stale:
+            return  # its epoch is over: it publishes nothing
+        marks = self._output_marks
+        if marks is None:
+            self._publish_part(request, raw, stop)
+            return
+        # [start, prompt_stop)       prompt, up to the end of its last page
+        # [prompt_stop, stop)        output: in nodes of its own, since these are marked
+        prompt_stop = stop
+        if prompt_len is not None:
+            prompt_stop = -(-int(prompt_len) // page_size) * page_size
+            prompt_stop = min(max(prompt_stop, start), stop)
+        cut = (prompt_stop - start) * TOKEN_BYTES
+        if cut:
+            num_new = self._publish_part(request, raw[:cut], prompt_stop)
+            marks.see_prompt(request.node, num_new)
+        if cut < len(raw):
+            num_new = self._publish_part(request, raw[cut:], stop)
+            marks.see_output(request.node, num_new)
+
+    def _publish_part(self, request: RequestKV, raw: bytes, stop: int) -> int:
         """Publish the tokens of ``[protected_len, stop)``; how many pages were new."""
         # [start, stop)              computed by this request, whole pages
         #   [start, known)           the tree has them: our copies are freed

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from .quota import Quota
 
-PAGE_ID_BYTES = 4
+PAGE_ID_BYTES: Final = 4
 """Bytes of one page id in a node or a row."""
 
 
-NO_CHILDREN: dict[bytes, RadixNode] = {}
+NO_CHILDREN: Final[dict[bytes, RadixNode]] = {}
 """What every leaf has, never written: most nodes are leaves, and a dict is large."""
 
 
@@ -36,6 +36,7 @@ class RadixNode:
         priority: Highest priority of the requests that published through it.
         older: Its neighbour in a `RecencyIndex`, which alone may touch this.
         newer: The other one.
+        place: Where its end is for a `GhostIndex`, which alone may touch this.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class RadixNode:
         "older",
         "pages",
         "parent",
+        "place",
         "priority",
         "root",
     )
@@ -70,6 +72,7 @@ class RadixNode:
         self.priority = 0
         self.older: RadixNode | None = None
         self.newer: RadixNode | None = None
+        self.place = 0
 
     def __repr__(self) -> str:
         """Show sizes and locks, not the tokens."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from .eviction import EvictionIndex
 from .radix_node import NO_CHILDREN, PAGE_ID_BYTES, RadixNode, RadixRoot
-from .tokens import TOKEN_BYTES, common_bytes
+from .tokens import TOKEN_BYTES, shared_bytes
 
 MAX_NODE_SIZE: Final = 16_384
 """Most tokens of one node: trimming or splitting it copies no more than that."""
@@ -199,10 +199,11 @@ class RadixTree:
 
         Complexity: O(nodes dropped), times O(log leaves) for a keyed policy.
         """
-        self.index.check()
+        index = self.index
+        index.check()
         freed: list[bytes] = []
         while num_pages > 0:
-            node = self.index.first()
+            node = index.first()
             if node is None:
                 break
             excess = len(node.pages) // PAGE_ID_BYTES - num_pages
@@ -292,8 +293,7 @@ class RadixTree:
                 break
             path.append(child)
             if not raw.startswith(child.key, offset):
-                inside = common_bytes(raw, offset, child.key)
-                inside -= inside % page_bytes
+                inside = shared_bytes(raw, offset, child.key, page_bytes)
                 return path, offset + inside, inside
             offset += len(child.key)
             node = child

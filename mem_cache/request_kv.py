@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from .hit_report import HitReport
+from .hit_report import NO_HIT, Hit, HitReport, report_of
 from .radix_node import PAGE_ID_BYTES, RadixNode
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RequestKV:
         quota: What bounds its namespace, if anything does.
         computed_len: Positions that were computed before it was retracted, in tokens.
         has_run: Whether it ever got pages to compute in.
-        hit_report: Why its hit is what it is; ``None`` if the cache does not explain.
+        hit: What `hit_report` is made from, when somebody asks for it.
         awaited: Whole pages that it was admitted with and may publish still: other
             requests may wait for them. Raw bytes, empty if there are none.
         pages: Its row of the request table: the pages of `allocated_len`, the bytes of
@@ -51,7 +51,7 @@ class RequestKV:
         "committed_len",
         "computed_len",
         "has_run",
-        "hit_report",
+        "hit",
         "namespace",
         "node",
         "num_known_pages",
@@ -93,7 +93,7 @@ class RequestKV:
         self.allocated_len = cached_len
         self.computed_len = 0
         self.has_run = False
-        self.hit_report: HitReport | None = None
+        self.hit: Hit | HitReport = NO_HIT
         self.awaited = b""
         self.node: RadixNode | None = node
         self.quota: Quota | None = None
@@ -104,6 +104,11 @@ class RequestKV:
     def num_pages(self) -> int:
         """Pages of its row."""
         return len(self.pages) // PAGE_ID_BYTES
+
+    @property
+    def hit_report(self) -> HitReport | None:
+        """Why its hit is what it is; ``None`` if the cache does not explain."""
+        return report_of(self.hit)
 
     def __repr__(self) -> str:
         """Show the row and the lengths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .errors import RequestStateError
-from .sizes import as_size
+from .sizes import Integer, as_size
 
 PADDING_ROW: Final = 0
 """The row of padded requests: it lists no page, and is never handed out."""
@@ -23,7 +23,7 @@ class RequestTable:
             write.
     """
 
-    def __init__(self, max_num_requests: int) -> None:
+    def __init__(self, max_num_requests: Integer) -> None:
         """Make a table with all rows free.
 
         Args:

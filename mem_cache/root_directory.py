@@ -8,7 +8,7 @@ from typing import Final
 
 from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
-from .tokens import common_bytes
+from .tokens import shared_bytes
 
 MAX_NUM_ROOTS: Final = 8
 """Most roots that a prompt is compared with; the first that had its first page."""
@@ -102,11 +102,10 @@ class RootDirectory:
             if not raw.startswith(child.key, offset):
                 # Most end before `least`: they need no exact count.
                 if offset >= least or child.key.startswith(raw[offset:least]):
-                    offset += common_bytes(raw, offset, child.key)
+                    offset += shared_bytes(raw, offset, child.key, page_bytes)
                 break
             offset += len(child.key)
             node = child
-        offset -= offset % page_bytes
         return offset if offset > start else 0
 
 

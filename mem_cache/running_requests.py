@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
 from .kv_cache_info import KVCacheInfo
-from .payload import pack_payload
+from .payload import pack_numbers
 from .radix_node import PAGE_ID_BYTES, RadixNode
 from .request_kv import RequestKV
 from .request_table import RequestTable
@@ -132,7 +132,7 @@ class RunningRequests:
         starts: list[int] = []
         page_starts: list[int] = []
         page_indptr = [0]
-        unknown: list[bytearray] = []
+        parts: list[bytes | bytearray] = [b""]
         taken = num_sent = 0
         for request, new_len, num_new in zip(requests, lens, needed):  # noqa: B905 - as above
             row = request.pages
@@ -143,7 +143,7 @@ class RunningRequests:
             num_known = request.num_known_pages
             num_unknown = len(row) // PAGE_ID_BYTES - num_known
             if num_unknown:
-                unknown.append(row[num_known * PAGE_ID_BYTES :])
+                parts.append(row[num_known * PAGE_ID_BYTES :])
                 num_sent += num_unknown
                 request.num_known_pages = num_known + num_unknown
                 request.has_run = True
@@ -157,9 +157,9 @@ class RunningRequests:
         forgotten = self._forgotten_rows
         if forgotten:
             self._forgotten_rows = {}
-        head = [*rows, *starts, *lens, *page_starts, *page_indptr]
-        payload = pack_payload(head, b"".join(unknown), forgotten)
-        return KVCacheInfo(len(rows), num_sent, payload)
+            parts.append(pack_numbers(forgotten))
+        parts[0] = pack_numbers([*rows, *starts, *lens, *page_starts, *page_indptr])
+        return KVCacheInfo(len(rows), num_sent, b"".join(parts))
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""

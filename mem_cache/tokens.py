@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from .errors import TokenError
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
 """Bytes of one token id in a key, and of one page id in a node."""
 
+# Compiled code finds what is final without looking it up.
+_ARRAY: Final = np.ndarray
 _INT32: Final = np.dtype(np.int32)
 
 _FEW_BYTES: Final = 1024
 
 _HIGHEST_BYTE: Final = TOKEN_BYTES - 1 if byteorder == "little" else 0
-
-_FIRST_COMPARE_BYTES: Final = 4096
 
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """What a caller may pass for token ids: integers in ``[0, 2**31)``, or virtual."""
@@ -43,7 +43,7 @@ def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]
     Raises:
         TokenError: `tokens` is not flat, not integers, or an id is out of range.
     """
-    if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32:
+    if isinstance(tokens, _ARRAY) and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
     else:
         array = _convert(tokens)
@@ -95,9 +95,7 @@ def as_sequence(tokens: Tokens, virtual: Container[int] = ()) -> Tokens:
         TokenError: `tokens` are no flat sequence.
     """
     # Only what is cut off must be converted: a long prompt is published in parts.
-    if isinstance(tokens, list) or (
-        isinstance(tokens, np.ndarray) and tokens.ndim == 1
-    ):
+    if isinstance(tokens, list) or (isinstance(tokens, _ARRAY) and tokens.ndim == 1):
         return tokens
     return as_tokens(tokens, virtual)
 
@@ -117,7 +115,7 @@ def key_bytes(
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
     """
     part = tokens[start:stop]
-    if isinstance(part, np.ndarray) and part.dtype is _INT32 and part.ndim == 1:
+    if isinstance(part, _ARRAY) and part.dtype is _INT32 and part.ndim == 1:
         raw = part.tobytes()
         # Of a few, it is cheaper to look at their highest bytes than to ask numpy.
         if len(raw) <= _FEW_BYTES and raw[_HIGHEST_BYTE::TOKEN_BYTES].isascii():
@@ -125,21 +123,19 @@ def key_bytes(
     return as_tokens(part, virtual).tobytes()
 
 
-def common_bytes(raw: bytes, offset: int, key: bytes) -> int:
-    """Count the leading bytes of whole tokens that ``raw[offset:]`` shares with `key`.
+def shared_bytes(raw: bytes, offset: int, key: bytes, page_bytes: int) -> int:
+    """Count the bytes of leading whole pages that ``raw[offset:]`` shares with `key`.
 
-    Compares in pieces of growing size, so that an early difference costs little.
+    Complexity: O(log pages) comparisons of as many bytes as the key has, together.
     """
-    end = min(len(raw) - offset, len(key))
-    start, step = 0, _FIRST_COMPARE_BYTES
-    while start < end:
-        count = min(step, end - start) // TOKEN_BYTES
-        ours = np.frombuffer(raw, np.int32, count, offset + start)
-        theirs = np.frombuffer(key, np.int32, count, start)
-        differs = ours != theirs
-        first = int(differs.argmax())
-        if differs[first]:
-            return start + first * TOKEN_BYTES
-        start += count * TOKEN_BYTES
-        step *= 8
-    return end
+    low = 0
+    high = min(len(raw) - offset, len(key)) // page_bytes
+    # Invariant: the first `low` pages are equal, and those behind `high` do not count.
+    while low < high:
+        middle = (low + high + 1) // 2
+        start = low * page_bytes
+        if raw.startswith(key[start : middle * page_bytes], offset + start):
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_bytes

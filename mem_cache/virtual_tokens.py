@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .sizes import Integer, as_size
+
+Digest: TypeAlias = bytes | bytearray | memoryview
+"""A content digest as callers give it."""
 
 MAX_NUM_CONTENTS: Final = 65_536
 """Most contents of a cache that was not told another bound."""
@@ -91,7 +94,7 @@ class VirtualTokens:
         """Count the virtual tokens that are alive."""
         return len(self._contents)
 
-    def intern(self, content_digest: bytes) -> int:
+    def intern(self, content_digest: Digest) -> int:
         """Return the virtual token of a content, and claim it.
 
         Args:
@@ -104,18 +107,19 @@ class VirtualTokens:
             ConfigError: `content_digest` is not bytes, or too short or too long.
             OutOfContentsError: As many contents as are allowed are in use.
         """
-        if type(content_digest) is not bytes:
+        if not isinstance(content_digest, (bytes, bytearray, memoryview)):
             raise ConfigError(
                 f"a content digest must be bytes, got a {type(content_digest).__name__}"
             )
-        if not _MIN_DIGEST_BYTES <= len(content_digest) <= _MAX_DIGEST_BYTES:
+        digest = bytes(content_digest)
+        if not _MIN_DIGEST_BYTES <= len(digest) <= _MAX_DIGEST_BYTES:
             raise ConfigError(
                 f"a content digest must have {_MIN_DIGEST_BYTES}..{_MAX_DIGEST_BYTES} "
-                f"bytes, got {len(content_digest)}"
+                f"bytes, got {len(digest)}"
             )
-        token = self._tokens.get(content_digest)
+        token = self._tokens.get(digest)
         if token is None:
-            token = self._add(content_digest)
+            token = self._add(digest)
         elif token in self._unused:
             self._unused.move_to_end(token)
         self._contents[token].num_claims += 1

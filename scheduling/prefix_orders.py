@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
-from radixkv.mem_cache.tokens import TOKEN_BYTES, common_bytes
+from radixkv.mem_cache.tokens import TOKEN_BYTES, shared_bytes
 
 from .base import QueueView
 from .request import Request
@@ -113,8 +113,7 @@ def _walk(requests: list[Request], queue: QueueView) -> list[Request]:
     for prefix, request in prefixes:
         shared = len(last)
         if not prefix.startswith(last):
-            shared = common_bytes(prefix, 0, last)
-            shared -= shared % (queue.page_size * TOKEN_BYTES)
+            shared = shared_bytes(prefix, 0, last, queue.page_size * TOKEN_BYTES)
         _leave(path, shared)
         if path[-1].stop < len(prefix):
             path.append(_Prefix(len(prefix)))

@@ -32,20 +32,22 @@ class GhostLife:
     """Publishes, grows, splits and evicts at random, in a tree and in a dictionary.
 
     Attributes:
-        lost: By whom and when each page was evicted; the first to go come first.
+        young: By whom and when each page was evicted, of the young generation.
+        old: The same of the old one.
         leases: The nodes that are locked, and all tokens up to their end.
     """
 
     def __init__(self, policy: str, page_size: int, bound: int, random: Random) -> None:
         self.page_bytes = 4 * page_size
-        self.bound = bound
+        self.most = max(1, bound // 2)
         self.random = random
         self.tree = RadixTree(self.page_bytes, make_eviction_index(policy))
         self.ghosts = GhostIndex(self.tree, self.page_bytes, bound, "policy")
         self.tree.on_published.append(self.forget_published)
         self.tree.on_evicted.append(self.remember)
         self.roots: dict[str, RadixRoot] = {}
-        self.lost: dict[Prefix, tuple[str, int]] = {}
+        self.young: dict[Prefix, tuple[str, int]] = {}
+        self.old: dict[Prefix, tuple[str, int]] = {}
         self.leases: list[tuple[RadixNode, bytes]] = []
         self.texts: dict[tuple[str, bytes], None] = {}
 
@@ -58,7 +60,8 @@ class GhostLife:
         prefix = prefix_of(node)
         first = len(prefix) - len(node.key) + start
         for end in self.ends(first, len(prefix)):
-            self.lost.pop((node.root, prefix[:end]), None)
+            self.young.pop((node.root, prefix[:end]), None)
+            self.old.pop((node.root, prefix[:end]), None)
 
     def remember(self, node: RadixNode, key: bytes, pages: bytes) -> None:
         if node.root.is_stale:
@@ -66,15 +69,20 @@ class GhostLife:
         by = self.tree.cause or "policy"
         before = prefix_of(node if node.key else node.parent)
         prefix = before + key
-        for end in reversed(self.ends(len(before), len(prefix))):
+        ends = self.ends(len(before), len(prefix))
+        if len(self.young) + len(ends) > self.most:
+            self.old, self.young = self.young, {}
+        if len(ends) > self.most:
+            self.old = {}
+            ends = ends[: self.most]
+        for end in reversed(ends):
             assert (node.root, prefix[:end]) not in self.lost
-            self.lost[node.root, prefix[:end]] = (by, self.ghosts.now)
-        if len(self.lost) > self.bound:
-            self.trim(self.bound - self.bound // 64)
+            self.young[node.root, prefix[:end]] = (by, self.ghosts.now)
 
-    def trim(self, bound: int) -> None:
-        while len(self.lost) > bound:
-            del self.lost[next(iter(self.lost))]
+    @property
+    def lost(self) -> dict[Prefix, tuple[str, int]]:
+        """Both generations."""
+        return {**self.old, **self.young}
 
     # What happens -----------------------------------------------------------
 
@@ -90,7 +98,7 @@ class GhostLife:
         }
         self.random.choices(list(chances), list(chances.values()))[0]()
 
-        assert len(self.lost) == self.ghosts.num_pages <= self.bound
+        assert len(self.young) + len(self.old) == self.ghosts.num_pages
         self.check_places()
 
     def pages(self) -> bytes:
@@ -115,10 +123,13 @@ class GhostLife:
         if known is not None and known is not node.root:
             # All pages went, but the namespace is the same.
             self.ghosts.move_root(known, node.root)
-            self.lost = {
-                (node.root if root is known else root, prefix): value
-                for (root, prefix), value in self.lost.items()
-            }
+            for lost in (self.young, self.old):
+                moved = {
+                    (node.root if root is known else root, prefix): value
+                    for (root, prefix), value in lost.items()
+                }
+                lost.clear()
+                lost.update(moved)
         self.roots[namespace] = node.root
         return node, hit
 
@@ -160,9 +171,9 @@ class GhostLife:
                 self.tree.evict(num_pages)
 
     def resize(self) -> None:
-        self.bound = max(1, self.bound + self.random.randint(-4, 4))
-        self.ghosts.resize(self.bound)
-        self.trim(self.bound)
+        bound = max(1, 2 * self.most + self.random.randint(-4, 4))
+        self.most = max(1, bound // 2)
+        self.ghosts.resize(bound)
 
     def retire(self) -> None:
         namespace = self.random.choice("xy")
@@ -173,26 +184,40 @@ class GhostLife:
 
     # What must be found -----------------------------------------------------
 
+    def check_gaps(self) -> None:
+        """What follows a page is forgotten before it, as it was evicted before it."""
+        cached = {
+            (node.root, prefix_of(node)[:end])
+            for node in self.tree.nodes()
+            for end in self.ends(0, len(prefix_of(node)))
+        }
+        roots = [root for root in self.roots.values() if not root.is_stale]
+        for lost, before in ((self.young, self.young), (self.old, self.lost)):
+            for root, prefix in lost:
+                previous = (root, prefix[: -self.page_bytes])
+                if root in roots and previous[1]:
+                    assert previous in cached or previous in before
+
     def check_places(self) -> None:
-        """Nothing is kept for nodes that are gone, but for roots that may come back."""
-        nodes = set(self.tree.nodes())
-        known = nodes | {root for root in self.roots.values() if not root.is_stale}
-        assert nodes >= self.ghosts._tails.keys() | self.ghosts._inside.keys()
-        assert known >= self.ghosts._behind.keys()
-        for node, places in self.ghosts._inside.items():
+        """Each generation has its pages, and all that is kept can be found."""
+        ghosts = self.ghosts
+        assert set(self.tree.nodes()) >= ghosts._inside.keys()
+        for node, places in ghosts._inside.items():
             assert all(0 < offset < len(node.key) for offset in places)
-        assert self.ghosts._num_stale == sum(not g.size for g in self.ghosts._queue)
-        places = [*self.ghosts._behind.values()]
-        for inside in self.ghosts._inside.values():
-            places += inside.values()
-        for behind in places:
-            for page, ghost in behind.items():
-                assert (ghost.home, ghost.page) == (behind, page)
-                assert ghost.run.startswith(page)
-                assert ghost.size
-                assert not ghost.next or not ghost.behind
+        for lost, first, more in (
+            (self.young, ghosts.young, ghosts._more_young),
+            (self.old, ghosts.old, ghosts._more_old),
+        ):
+            runs = [ghost[1] for ghost in (*first.values(), *more.values())]
+            assert len(lost) * self.page_bytes == sum(map(len, runs))
+            for page, ghost in first.items():
+                assert ghost[1].startswith(page) or not ghost[0]
+            for (place, page), ghost in more.items():
+                assert first[page][0] != place == ghost[0]
+                assert ghost[1].startswith(page)
 
     def check(self) -> None:
+        self.check_gaps()
         for namespace, raw in self.texts:
             node, hit = self.acquire(namespace, raw)
             found: list[tuple[str, int]] = []

@@ -57,9 +57,10 @@ class ExplainedCache(CheckedCache):
     """A checked cache whose reports and counters are checked, too.
 
     Attributes:
-        evicted: By whom each page was evicted that is remembered, and after how many
-            admissions; those first that were evicted first.
-        bound: Most pages to remember.
+        young: By whom each page of the young generation was evicted, and after how many
+            admissions.
+        old: The same of the old one.
+        most: Most pages of a new generation.
         admitted: The whole pages of what running requests were admitted with.
         pending: The reports of requests that have no pages of their own yet.
         booked: What `stats` must tell.
@@ -85,8 +86,14 @@ class ExplainedCache(CheckedCache):
         super().__init__(cache, self.recorder, max_num_pages=MAX_NUM_PAGES)
         self.random = random
         self.policy = "LRU" if policy == "keyed lru" else policy
-        self.evicted: dict[Key, tuple[str, int]] = {}
-        self.bound = num_pages
+        self.young: dict[Key, tuple[str, int]] = {}
+        self.old: dict[Key, tuple[str, int]] = {}
+        self.most = max(1, num_pages // 2)
+        # Only how many pages go together; which they are, the oracle knows.
+        self.groups: list[int] = []
+        cache._tree.on_evicted.append(
+            lambda node, key, pages: self.groups.append(len(pages) // 4)
+        )
         self.num_admissions = 0
         self.admitted: dict[ModelRequest, tuple[int, ...]] = {}
         self.pending: dict[ModelRequest, HitReport] = {}
@@ -98,18 +105,31 @@ class ExplainedCache(CheckedCache):
     def noting(self, cause: str) -> Iterator[None]:
         """Take down what is evicted and what is published meanwhile."""
         yield
-        for key in self.recorder.victims:
-            self.evicted.pop(key, None)
-            if not isinstance(key[0], PastEpoch):
-                self.evicted[key] = (cause, self.num_admissions)
-        self.recorder.victims.clear()
+        victims = self.recorder.victims
+        assert sum(self.groups) == len(victims)
+        for num_pages in self.groups:
+            self.remember(victims[:num_pages], cause)
+            del victims[:num_pages]
+        self.groups.clear()
         for key in self.oracle.cached:
-            self.evicted.pop(key, None)
-        self.forget()
+            self.young.pop(key, None)
+            self.old.pop(key, None)
 
-    def forget(self) -> None:
-        while len(self.evicted) > self.bound:
-            del self.evicted[next(iter(self.evicted))]
+    def remember(self, keys: list[Key], cause: str) -> None:
+        """Remember what went together, the last page first."""
+        if isinstance(keys[0][0], PastEpoch):
+            return
+        if len(self.young) + len(keys) > self.most:
+            self.old, self.young = self.young, {}
+        if len(keys) > self.most:
+            self.old = {}
+        for key in keys[-self.most :]:
+            self.young[key] = (cause, self.num_admissions)
+
+    @property
+    def evicted(self) -> dict[Key, tuple[str, int]]:
+        """Both generations."""
+        return {**self.old, **self.young}
 
     def admit(
         self,
@@ -158,21 +178,21 @@ class ExplainedCache(CheckedCache):
     def resize(self, num_pages: int) -> None:
         with self.noting("resize"):
             super().resize(num_pages)
-        self.bound = self.oracle.num_pages
-        self.forget()
+        self.most = max(1, self.oracle.num_pages // 2)
 
     def reset(self) -> None:
         super().reset()
         if not self.live:
-            self.evicted.clear()
+            self.young.clear()
+            self.old.clear()
+            self.groups.clear()
 
     def bump_epoch(self, namespace: Hashable) -> None:
         super().bump_epoch(namespace)
         # They are still remembered, for nobody.
-        self.evicted = {
-            (object(), key[1]) if key[0] == namespace else key: value
-            for key, value in self.evicted.items()
-        }
+        for lost in (self.young, self.old):
+            for key in [key for key in lost if key[0] == namespace]:
+                lost[object(), key[1]] = lost.pop(key)
 
     def _close(self, live: Live) -> None:
         super()._close(live)

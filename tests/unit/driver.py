@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import radixkv
 from radixkv.mem_cache import (
     ChunkCache,
     EvictionPolicy,
@@ -131,3 +134,14 @@ def free_order(allocator: TokenToKVPoolAllocator) -> list[int]:
     for taken in reversed(pages):
         allocator.free([taken])
     return pages
+
+
+def docstring_of(kind: type, method: str) -> str:
+    """Read the docstring of a method in the source, as compiled ones have none."""
+    file = Path(radixkv.__file__).parent.parent.joinpath(*kind.__module__.split("."))
+    for node in ast.walk(ast.parse(file.with_suffix(".py").read_text())):
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == method:
+                    return ast.get_docstring(part) or ""
+    raise LookupError(f"{kind.__name__} defines no {method}")

@@ -381,7 +381,7 @@ refuse(
     "intern",
     ConfigError,
     lambda s, digest: s.cache.intern(digest),
-    ["x" * 16, b"x" * 15, b"x" * 65, bytearray(16), None],
+    ["x" * 16, b"x" * 15, b"x" * 65, [0] * 16, None],
 )
 refuse(
     "intern",

@@ -15,7 +15,7 @@ import pytest
 from radixkv.mem_cache import ChunkCache, PrefixCache, RadixCache, WrongThreadError
 
 from .deep_state import changes, deep_state
-from .driver import Wrong
+from .driver import Wrong, docstring_of
 from .refused_calls import CALLS, CASES, KINDS, RADIX, Case, Scene, make_scene
 
 IGNORED = frozenset(
@@ -36,13 +36,12 @@ def methods_of(kind: type[PrefixCache]) -> Iterator[str]:
 
 def errors_of(kind: type[PrefixCache], method: str) -> set[str]:
     """The errors that the docstring of a method names, or that of its base class."""
-    texts = [
-        vars(base)[method].__doc__ for base in kind.__mro__ if method in vars(base)
-    ]
     found: set[str] = set()
-    for text in texts:
-        _, _, raises = (text or "").partition("Raises:\n")
-        found.update(re.findall(r"^ +(\w+Error):", raises.partition("\n\n")[0], re.M))
+    for base in kind.__mro__:
+        if method in vars(base):
+            _, _, raises = docstring_of(base, method).partition("Raises:\n")
+            raises, _, _ = raises.partition("\n\n")
+            found.update(re.findall(r"^ +(\w+Error):", raises, re.M))
     return found
 
 

@@ -69,7 +69,7 @@ METHODS = {
 
 
 def test_the_methods_are_found() -> None:
-    assert {"PrefixCache.admit", "RadixCache.cache_unfinished_req"} <= METHODS.keys()
+    assert {"PrefixCache.admit", "PrefixCache.cache_unfinished_req"} <= METHODS.keys()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -467,5 +467,5 @@ def test_slots_of_nodes_and_requests_are_all_compared() -> None:
     requests = {name for name in slots_of(RequestKV) if f"kv.{name}," not in seen}
 
     # These follow from the others.
-    assert {"children", "newer", "older", "root"} == nodes
+    assert {"children", "newer", "older", "place", "root"} == nodes
     assert {"awaited", "owner", "pages", "quota"} == requests

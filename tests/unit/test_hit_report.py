@@ -263,6 +263,7 @@ def test_what_was_evicted_before_an_epoch_ended_is_cold() -> None:
     cache.evict(64)
     cache.bump_epoch(None)
 
+    assert explainer_of(cache)._last_root is None  # or it would live on
     assert reasons(look(cache, PROMPT)) == {"cold": 12, "unaligned": 2}
 
 
@@ -312,7 +313,7 @@ def test_a_namespace_that_comes_back_is_remembered() -> None:
     assert reasons(look(cache, PROMPT, "b")) == {"cold": 12, "unaligned": 2}
 
 
-def test_as_many_evicted_pages_are_remembered_as_the_pool_has() -> None:
+def test_no_more_evicted_pages_are_remembered_than_the_pool_has() -> None:
     cache = make_cache(4)
     for first in (10, 20, 30):
         insert(cache, span(first, first + 8))
@@ -324,12 +325,48 @@ def test_as_many_evicted_pages_are_remembered_as_the_pool_has() -> None:
         for first in (10, 20, 30)
     ]
     assert evicted == [0, 8, 8]
-    cache.resize(1)
-    assert reasons(look(cache, span(30, 38))) == {
-        "evicted": 4,
-        "cold": 4,
+
+
+def test_at_least_half_as_many_are_remembered() -> None:
+    cache = make_cache(128, 1, max_context_len=128)
+    texts = [span(first, first + 40) for first in (1, 101, 201)]
+    for text in texts:
+        insert(cache, text[:40])
+        cache.evict(128)
+
+    # Of the second text, there is no room for a part.
+    assert explainer_of(cache)._ghosts.num_pages == 80
+    evicted = [reasons(look(cache, text)).get("evicted", 0) for text in texts]
+    assert evicted == [0, 40, 40]
+
+
+def test_of_what_goes_at_once_the_first_pages_are_remembered() -> None:
+    cache = make_cache(128, 1, max_context_len=128)
+    for text in (span(201, 210), span(1, 100)):
+        insert(cache, text)
+        cache.evict(128)
+
+    assert reasons(look(cache, span(1, 101))) == {
+        "evicted": 64,
+        "cold": 36,
         "unaligned": 1,
     }
+    assert reasons(look(cache, span(201, 211))) == {"cold": 10, "unaligned": 1}
+
+
+def test_a_smaller_pool_forgets_as_more_is_evicted() -> None:
+    cache = make_cache(16)
+    text = span(30, 38)
+    insert(cache, text)
+    cache.resize(1)
+    cache.evict(4)
+    assert reasons(look(cache, text)) == {"evicted": 8, "unaligned": 1}
+    for token in (1, 2):
+        insert(cache, [token] * 4)
+        cache.evict(4)
+
+    assert reasons(look(cache, text)) == {"cold": 8, "unaligned": 1}
+    assert explainer_of(cache)._ghosts.num_pages == 2
 
 
 def test_after_a_reset_nothing_was_ever_seen() -> None:
@@ -350,7 +387,7 @@ def test_a_report_is_made_once() -> None:
     cache.cache_finished_req(request, PROMPT)
     cache.evict(64)
 
-    assert request.hit_report is report
+    assert request.hit_report == report
     assert report.granted_len == 12
 
 
@@ -375,8 +412,15 @@ def test_without_explanations_there_are_no_reports() -> None:
     stats = cache.stats()
 
     assert request.hit_report is None
+    assert cache.namespace_stats(None).num_prompt_tokens == 28
     assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (28, 12)
     assert stats.num_missed_cold_tokens == stats.num_missed_unaligned_tokens == 0
+    resumed = cache.admit(PROMPT, computed_len=13)
+    assert resumed is not None
+    compute(cache, resumed, 14)
+    stats = cache.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (29, 12)
+    assert (stats.num_resumed_cached_tokens, stats.num_recomputed_tokens) == (12, 1)
     chunked = make_chunk_cache()
     assert admit(chunked, PROMPT).hit_report is None
 
@@ -436,9 +480,6 @@ def test_a_tail_that_was_forgotten_leaves_no_trace() -> None:
     tree.evict(1)
     node, _ = tree.acquire(None, b"aaaa")
 
-    behind = ghosts._tails[node].behind
-    assert behind is not None
-    assert [b"dddd"] == list(behind)
     assert [] == ghosts.follow(node, b"aaaacccc", 4)
     assert [8, 12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 4)]
     assert [8] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbcccc", 4)]
@@ -457,10 +498,75 @@ def test_a_node_may_grow_where_its_tail_was_forgotten() -> None:
     tree.unlock(other)
     tree.evict(2)
     tree.publish(leaf, b"cccc", b"....")
-
     assert leaf.key == b"aaaacccc"
-    assert not ghosts._tails
+    assert ghosts._inside == {leaf: {4: 1}}
+    tree.unlock(leaf)
+    tree.evict(1)
+
+    assert [] == ghosts.follow(leaf, b"aaaabbbb", 4)
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4)]
     assert not ghosts._inside
+
+
+def test_a_page_that_was_evicted_elsewhere_is_cold() -> None:
+    cache = make_cache()
+    for first, second in ((1, 11), (2, 12)):
+        insert(cache, [*([first] * 4), *([second] * 4)])
+    cache.evict(8)
+    cache.evict(8)
+    for first in (1, 2):
+        insert(cache, [first] * 4)
+
+    own, elsewhere = ([*([1] * 4), *([second] * 4), 9] for second in (11, 12))
+    assert reasons(look(cache, own)) == {"evicted": 4, "unaligned": 1}
+    assert reasons(look(cache, elsewhere)) == {"cold": 4, "unaligned": 1}
+
+
+def test_a_node_that_grows_again_may_have_had_children() -> None:
+    """It lost its tail and then a child; the tail comes back, the child does not."""
+    tree = RadixTree(4, make_eviction_index("lru"))
+    ghosts = GhostIndex(tree, 4, 16, "lru")
+
+    def publish(raw: bytes) -> RadixNode:
+        known = tree.match(None, raw)
+        node, _ = tree.acquire(None, raw)
+        end, _ = tree.publish(node, raw[known:], raw[known:])
+        tree.unlock(end)
+        return end
+
+    leaf = publish(b"aaaabbbb")
+    tree.evict(1)
+    tree.lock(leaf)
+    child, _ = tree.acquire(None, b"aaaa")
+    child, _ = tree.publish(child, b"cccc", b"....")
+    tree.unlock(child)
+    tree.evict(1)
+    tree.publish(leaf, b"bbbb", b"....")
+    assert leaf.key == b"aaaabbbb"
+    tree.unlock(leaf)
+    assert 1 == ghosts.num_pages
+    tree.evict(1)
+
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4)]
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaabbbb", 4)]
+
+
+def test_many_may_begin_with_the_same_page() -> None:
+    """Behind other pages; each is found, and forgotten, on its own."""
+    cache = make_cache(64)
+    texts = [[*([first] * 4), *span(51, 59)] for first in range(1, 6)]
+    for text in texts:
+        insert(cache, [*text[:4], 99])  # so that the rest is a node of its own
+        insert(cache, text)
+    for text in texts:
+        insert(cache, [*text[:4], *span(71, 78)])  # more recent
+    cache.evict(40)
+    assert [8] * 5 == [look(cache, text).num_evicted_tokens for text in texts]
+    for text in texts[::2]:
+        insert(cache, text)
+
+    counts = [look(cache, text).num_evicted_tokens for text in texts]
+    assert counts == [0, 8, 0, 8, 0]
 
 
 # Nothing piles up -----------------------------------------------------------
@@ -501,27 +607,10 @@ def test_namespaces_come_and_go(bumps: bool) -> None:
 
     explainer = explainer_of(cache)
     assert len(explainer._roots) < 200
-    assert len(explainer._ghosts._behind) < 200
+    assert len(explainer._ghosts._young_roots) <= 2
+    assert len(explainer._ghosts._old_roots) <= 2
     assert len(explainer._directory._roots) <= 4
-    assert len(cache._hits._recent) <= 300
-
-
-def test_of_a_large_pool_some_pages_are_forgotten_at_a_time() -> None:
-    cache = make_cache(128, 1, max_context_len=128)
-    insert(cache, span(1, 101))
-    cache.evict(100)
-    insert(cache, span(201, 301))
-    cache.evict(28)
-    ghosts = explainer_of(cache)._ghosts
-    assert ghosts.num_pages == 128
-    cache.evict(1)
-
-    assert ghosts.num_pages == 126
-    assert reasons(look(cache, span(1, 101))) == {
-        "evicted": 98,
-        "cold": 2,
-        "unaligned": 1,
-    }
+    assert len(cache._hits._recent) <= 64
 
 
 def test_with_one_namespace_no_directory_is_kept() -> None:
@@ -555,9 +644,9 @@ def test_pages_that_go_and_come_back_leave_nothing() -> None:
 
     ghosts = explainer_of(cache)._ghosts
     assert ghosts.num_pages == 0
-    assert len(ghosts._queue) < 200
-    assert not ghosts._tails
-    assert not any(ghosts._behind.values())
+    assert not ghosts.young
+    assert not ghosts.old
+    assert not ghosts._inside
 
 
 # Counters -------------------------------------------------------------------
@@ -599,6 +688,18 @@ def test_an_empty_batch_counts_nobody() -> None:
     cache.alloc_for_extend([], [])
 
     assert cache.stats().num_admitted_requests == 0
+
+
+def test_each_namespace_has_its_counters() -> None:
+    cache = make_cache(32)
+    for name, count in (("a", 3), ("b", 2), ("a", 1)):
+        for _ in range(count):
+            cache.cache_finished_req(run(cache, PROMPT, name), PROMPT)
+    first, second = cache.namespace_stats("a"), cache.namespace_stats("b")
+
+    assert (first.num_admitted_requests, second.num_admitted_requests) == (4, 2)
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (56, 28)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (36, 12)
 
 
 def test_misses_are_counted_by_reason() -> None:

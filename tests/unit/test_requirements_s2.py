@@ -20,6 +20,7 @@ from .driver import (
     admit,
     compute,
     decode,
+    docstring_of,
     free_order,
     insert,
     law,
@@ -188,7 +189,7 @@ def test_s2_16_each_wrapper_is_documented_and_measured(name: str) -> None:
 
     assert sum(name in page for page in pages) > 1
     assert any(f".{name}(" in code for code in measured)
-    assert getattr(PrefixCache, name).__doc__
+    assert docstring_of(PrefixCache, name)
 
 
 def test_s2_17_one_object_holds_what_a_process_needs() -> None:
