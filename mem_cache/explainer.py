@@ -138,16 +138,9 @@ class Explainer:
             request.hit = self._report(request, num_tokens, available, raw, at, parts)
         ghosts.now += 1
 
-    def published(self, request: RequestKV) -> None:
-        """Take note that a request published pages that others may wait for."""
-        if request.protected_len * TOKEN_BYTES >= len(request.awaited):
-            self._in_flight.leave(request)
-            request.awaited = b""
-
     def end(self, request: RequestKV) -> None:
-        """Take note that nobody need wait for a request any longer."""
+        """Take note that nobody need wait for what a request awaits any longer."""
         self._in_flight.leave(request)
-        request.awaited = b""
 
     def _report(
         self,

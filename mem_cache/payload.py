@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from struct import Struct
 from typing import Final
 
-_LAYOUTS: Final[dict[int, Struct]] = {}
-"""How so many numbers are packed, made once for each size of a batch."""
+_PACKERS: Final[dict[int, Callable[..., bytes]]] = {}
+"""What packs so many numbers, made once for each size of a batch."""
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:
@@ -16,7 +16,7 @@ def pack_numbers(numbers: Collection[int]) -> bytes:
     Raises:
         struct.error: One of them is no int32.
     """
-    layout = _LAYOUTS.get(len(numbers))
-    if layout is None:
-        layout = _LAYOUTS[len(numbers)] = Struct(f"{len(numbers)}i")
-    return layout.pack(*numbers)
+    pack = _PACKERS.get(len(numbers))
+    if pack is None:
+        pack = _PACKERS[len(numbers)] = Struct(f"{len(numbers)}i").pack
+    return pack(*numbers)

@@ -880,13 +880,19 @@ class PrefixCache(ABC):
         return num_pages
 
     def _close(self, request: RequestKV) -> None:
-        if request.awaited and self._explainer is not None:
-            self._explainer.end(request)
+        if request.awaited:
+            self._end_wait(request)
         self._running.close(request)
         if request.node is not None:
             self._tree.unlock(request.node)
         if self._virtual.users:
             self._virtual.end(request)
+
+    def _end_wait(self, request: RequestKV) -> None:
+        """Take note that nobody need wait for a request any longer."""
+        if self._explainer is not None:
+            self._explainer.end(request)
+        request.awaited = b""
 
     def _check(self, request: RequestHandle) -> RequestKV:
         """Refuse a request that this cache does not run, and a foreign thread."""

@@ -286,7 +286,7 @@ class RadixCache(PrefixCache):
         stop = request.committed_len // page_size * page_size
         if stop == start:
             return
-        raw = key_bytes(tokens, start, stop, self._virtual)
+        raw = key_bytes(tokens, start, stop, self._virtual, request.awaited)
         assert request.node is not None  # it has its lease
         if request.node.root.is_stale:
             return  # its epoch is over: it publishes nothing
@@ -322,8 +322,8 @@ class RadixCache(PrefixCache):
         num_new = len(pages) // PAGE_ID_BYTES - num_known
         self._num_duplicate_pages += num_known
         self._num_published_pages += num_new
-        if request.awaited and self._explainer is not None:
-            self._explainer.published(request)
+        if request.awaited and stop * TOKEN_BYTES >= len(request.awaited):
+            self._end_wait(request)
         return num_new
 
     def _open(
@@ -335,6 +335,5 @@ class RadixCache(PrefixCache):
         node, pages = self._tree.acquire(namespace, raw)
         request = self._running.open(namespace, priority, node, pages)
         request.quota = node.root.quota
-        if self._explainer is not None:
-            request.awaited = raw
+        request.awaited = raw
         return request

@@ -20,6 +20,9 @@ from .tokens import TOKEN_BYTES, shared_bytes
 MAX_NODE_SIZE: Final = 16_384
 """Most tokens of one node: trimming or splitting it copies no more than that."""
 
+MAX_GROWN_SIZE: Final = 4_096
+"""Most tokens of a leaf that grew: growing copies it as a whole."""
+
 
 class RadixTree:
     """Cached prefixes of all namespaces.
@@ -350,7 +353,7 @@ class RadixTree:
             node.lock_ref == 1
             and not node.children
             and self.index.grows_leaves
-            and len(node.key) + len(raw) <= self._max_node_bytes
+            and len(node.key) + len(raw) <= MAX_GROWN_SIZE * TOKEN_BYTES
             and node.parent is not node
         ):
             # A leaf that only the caller uses: depth follows branching, not turns.

@@ -158,8 +158,13 @@ class RunningRequests:
         if forgotten:
             self._forgotten_rows = {}
             parts.append(pack_numbers(forgotten))
-        parts[0] = pack_numbers([*rows, *starts, *lens, *page_starts, *page_indptr])
-        return KVCacheInfo(len(rows), num_sent, b"".join(parts))
+        head = rows
+        head += starts
+        head += lens
+        head += page_starts
+        head += page_indptr
+        parts[0] = pack_numbers(head)
+        return KVCacheInfo(len(requests), num_sent, b"".join(parts))
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""

@@ -107,11 +107,12 @@ class VirtualTokens:
             ConfigError: `content_digest` is not bytes, or too short or too long.
             OutOfContentsError: As many contents as are allowed are in use.
         """
-        if not isinstance(content_digest, (bytes, bytearray, memoryview)):
+        try:
+            digest = bytes(memoryview(content_digest))
+        except TypeError:
             raise ConfigError(
                 f"a content digest must be bytes, got a {type(content_digest).__name__}"
-            )
-        digest = bytes(content_digest)
+            ) from None
         if not _MIN_DIGEST_BYTES <= len(digest) <= _MAX_DIGEST_BYTES:
             raise ConfigError(
                 f"a content digest must have {_MIN_DIGEST_BYTES}..{_MAX_DIGEST_BYTES} "

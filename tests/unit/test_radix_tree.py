@@ -10,7 +10,7 @@ import pytest
 
 from radixkv.mem_cache import RadixNode
 from radixkv.mem_cache.eviction import make_eviction_index
-from radixkv.mem_cache.radix_tree import MAX_NODE_SIZE, RadixTree
+from radixkv.mem_cache.radix_tree import MAX_GROWN_SIZE, MAX_NODE_SIZE, RadixTree
 
 
 def make_tree(page_size: int = 1, policy: str = "lru") -> RadixTree:
@@ -78,10 +78,10 @@ def test_depth_follows_branching_not_turns() -> None:
 
 def test_a_node_grows_up_to_a_bound() -> None:
     tree = make_tree()
-    for end in (MAX_NODE_SIZE - 1, MAX_NODE_SIZE, MAX_NODE_SIZE + 1):
+    for end in (MAX_GROWN_SIZE - 1, MAX_GROWN_SIZE, MAX_GROWN_SIZE + 1):
         insert(tree, list(range(end)), end)
 
-    assert sorted(node.num_pages for node in tree.nodes()) == [1, MAX_NODE_SIZE]
+    assert sorted(node.num_pages for node in tree.nodes()) == [1, MAX_GROWN_SIZE]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 2 * MAX_NODE_SIZE])

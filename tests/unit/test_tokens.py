@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from radixkv.mem_cache import LengthError, TokenError
+from radixkv.mem_cache.tokens import key_bytes
 
-from .driver import Wrong, insert, law, make_cache, run
+from .driver import Wrong, compute, insert, law, make_cache, run
 
 PROMPT = [7, 0, 2**31 - 1, 5, 9]
 
@@ -166,3 +167,38 @@ def test_admission_copies_a_read_only_array_without_complaint() -> None:
     request = cache.admit(tokens)
 
     assert request is not None
+
+
+LONG = np.arange(1000, dtype=np.int32)
+
+
+@pytest.mark.parametrize("num_known", [0, 400, 999, 1000])
+@pytest.mark.parametrize(("start", "stop"), [(0, 1000), (100, 900), (600, 610)])
+@pytest.mark.parametrize("changed", [None, 0, 150, 605, 999])
+def test_a_key_is_of_the_tokens_whatever_is_known_of_them(
+    num_known: int, start: int, stop: int, changed: int | None
+) -> None:
+    known = LONG[:num_known].copy()
+    if changed is not None and changed < num_known:
+        known[changed] = 7_000
+
+    expected = LONG[start:stop].tobytes()
+    for tokens in (LONG, np.repeat(LONG, 2)[::2], LONG.tolist()):
+        assert expected == key_bytes(tokens, start, stop, known=known.tobytes())
+
+
+def test_a_long_prompt_is_not_copied_where_it_is_known() -> None:
+    known = LONG.tobytes()
+
+    assert key_bytes(LONG, 0, 1000, known=known) is known
+
+
+def test_what_is_published_is_what_is_given_then_not_what_was_admitted() -> None:
+    cache = make_cache(num_pages=1000, page_size=1, max_context_len=1000)
+    request = cache.admit(LONG)
+    assert request is not None
+    compute(cache, request, 1000)
+    cache.cache_finished_req(request, LONG + 1)
+
+    assert cache.match_prefix(LONG) == 0
+    assert cache.match_prefix(LONG + 1) == 1000
