@@ -18,7 +18,7 @@ HOT = [
     "in_flight",
     "memory_manager",
     "page_copies",
-    "payload",
+    "packed_numbers",
     "prefix_cache",
     "quota_index",
     "radix_cache",

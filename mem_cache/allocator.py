@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from sys import byteorder
 from typing import Any, Final, cast
 
 import numpy as np
@@ -17,6 +15,7 @@ from .errors import (
     IntegrityError,
     PagesInUseError,
 )
+from .packed_numbers import pack_numbers, unpack_numbers
 from .sizes import Integer, as_integer, as_size
 
 _INT32: Final = np.dtype(np.int32)
@@ -125,15 +124,11 @@ class TokenToKVPoolAllocator:
             self._state[pages.astype(np.int64)] = pages
             return pages.tobytes()
         state = self._state_view
-        if num_pages == 1:
-            page = self._stack_view[top]
-            state[page] = page
-            return page.to_bytes(4, byteorder)
         ids = self._stack_view[top:end].tolist()
         ids.sort()
         for page in ids:
             state[page] = page
-        return array("i", ids).tobytes()
+        return pack_numbers(ids)
 
     def give_back(self, pages: bytes | bytearray) -> None:
         """Do as `free`, for callers that keep page ids as the bytes of int32."""
@@ -144,9 +139,7 @@ class TokenToKVPoolAllocator:
         stack = self._stack_view
         top = self.num_free_pages
         num_pages = self.num_pages
-        ids = array("i")
-        ids.frombytes(pages)
-        for page in ids:
+        for page in unpack_numbers(pages):
             # The state of page 0 is -1, and that of a page named before is 0 by now.
             if not 0 <= page <= num_pages or state[page] != page:
                 for before in stack[self.num_free_pages : top]:

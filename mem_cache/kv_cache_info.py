@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, RequestStateError
-from .payload import pack_numbers
+from .packed_numbers import pack_numbers
 
 
 class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
 from .kv_cache_info import KVCacheInfo
-from .payload import pack_numbers
+from .packed_numbers import pack_numbers
 from .radix_node import PAGE_ID_BYTES, RadixNode
 from .request_kv import RequestKV
 from .request_table import RequestTable
@@ -194,7 +194,8 @@ class RunningRequests:
         """
         page_size = self._allocator.page_size
         first = request.protected_len // page_size * PAGE_ID_BYTES
-        return bytes(request.pages[first : stop // page_size * PAGE_ID_BYTES])
+        # To add to bytes gives bytes, faster than `bytes` itself.
+        return b"" + request.pages[first : stop // page_size * PAGE_ID_BYTES]
 
     def hand_over(self, request: RequestKV, stop: int, known: bytes) -> None:
         """Make the pages of ``[protected_len, stop)`` the tree's.
