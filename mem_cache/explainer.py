@@ -116,11 +116,9 @@ class Explainer:
             key = request.awaited = tokens.tobytes()
         parts = _NO_PARTS
         if hit < end and node.place:
-            missing = raw[hit : hit + self._page_bytes]
-            if missing in ghosts.young or missing in ghosts.old:
-                parts = ghosts.follow(node, raw, hit)
-                if parts:
-                    at = parts[-1][0]
+            parts = ghosts.follow(node, raw, hit)
+            if parts:
+                at = parts[-1][0]
         if available < len(key):
             at = self._in_flight.join(root, key, at)
         else:

@@ -25,14 +25,69 @@ _REVIVED: Final[Ghost] = (0, b"", 0, "", 0)
 """Follows no place."""
 
 
+class _Generation:
+    """Ghosts of about one age.
+
+    Attributes:
+        tails: What was cut off nodes that stayed, by the place that it follows.
+        heads: One of all others that begin with a page, by that page.
+        more: The rest of them, by the place that they follow, and their first page.
+        num_bytes: Bytes of their tokens.
+        roots: Roots that lost a page while it was the young one.
+    """
+
+    __slots__ = ("heads", "more", "num_bytes", "roots", "tails")
+
+    def __init__(self) -> None:
+        self.tails: dict[int, Ghost] = {}
+        self.heads: dict[bytes, Ghost] = {}
+        self.more: dict[tuple[int, bytes], Ghost] = {}
+        self.num_bytes = 0
+        self.roots: dict[RadixNode, None] = {}
+
+    def ghosts(self) -> list[Ghost]:
+        """List them."""
+        return [*self.tails.values(), *self.heads.values(), *self.more.values()]
+
+    def find(self, place: int, page: bytes) -> Ghost | None:
+        """Return the ghost behind a place that begins with a page, if there is one."""
+        ghost = self.tails.get(place)
+        if ghost is not None and ghost[1].startswith(page):
+            return ghost
+        ghost = self.heads.get(page)
+        if ghost is None or ghost[0] == place:
+            return ghost
+        return self.more.get((place, page))
+
+    def put(self, ghost: Ghost, page: bytes) -> None:
+        """Add a ghost that begins with a page, and is no tail."""
+        if page in self.heads:
+            self.more[ghost[0], page] = ghost
+        else:
+            self.heads[page] = ghost
+
+    def take(self, ghost: Ghost, page: bytes) -> None:
+        """Take out a ghost that begins with a page."""
+        place = ghost[0]
+        tail = self.tails.get(place)
+        if tail is not None and tail[1].startswith(page):
+            del self.tails[place]
+        elif self.heads[page][0] != place:
+            del self.more[place, page]
+        elif self.more:
+            self.heads[page] = _REVIVED  # others may begin with that page
+        else:
+            del self.heads[page]
+
+
 class GhostIndex:
     """Remembers the tokens of evicted pages by where they were in the tree.
 
     Adaptive caches keep a list of what they evicted to learn from it (Megiddo and
     Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", 2003); this one only
     explains. A *place* is the number of a point in the tree behind which something was
-    evicted: the end of a node, or of a ghost. A ghost is found by its first page, and
-    knows the place that it follows. Nobody hashes or walks the tokens before it, and
+    evicted: the end of a node, or of a ghost. A ghost is found by the place that it
+    follows, and its first page. Nobody hashes or walks the tokens before it, and
     what an eviction costs does not depend on its pages.
 
     The place of a node, or behind a ghost, is negative as long as nothing follows there
@@ -48,9 +103,6 @@ class GhostIndex:
     generation, so what is remembered has no gaps.
 
     Attributes:
-        young: A ghost of the young generation by its first page. For reading: no ghost
-            begins with a page that is neither here nor in `old`.
-        old: The same of the old generation.
         now: How many requests have been admitted; for the owner to count.
     """
 
@@ -72,18 +124,10 @@ class GhostIndex:
         self._page_bytes = page_bytes
         self._policy = policy
         self.resize(max_num_pages)
-        self.young: dict[bytes, Ghost] = {}
-        self.old: dict[bytes, Ghost] = {}
-        # Further ghosts that begin with the same page, also by the place they follow.
-        self._more_young: dict[tuple[int, bytes], Ghost] = {}
-        self._more_old: dict[tuple[int, bytes], Ghost] = {}
-        self._young_bytes = 0
-        self._old_bytes = 0
+        self._young = _Generation()
+        self._old = _Generation()
         # Forgotten ghosts that still take memory.
         self._fading: list[dict[Any, Ghost]] = []
-        # Roots that lost a page while a generation was the young one.
-        self._young_roots: dict[RadixNode, None] = {}
-        self._old_roots: dict[RadixNode, None] = {}
         # By their offsets, the places that other tokens followed since in the same
         # node: a leaf that lost its tail grew again.
         self._inside: dict[RadixNode, dict[int, int]] = {}
@@ -96,18 +140,17 @@ class GhostIndex:
     @property
     def num_pages(self) -> int:
         """Pages that it remembers."""
-        return (self._young_bytes + self._old_bytes) // self._page_bytes
+        return (self._young.num_bytes + self._old.num_bytes) // self._page_bytes
 
     def state(self) -> dict[str, object]:
         """Return all that it remembers, as plain values to compare."""
-        old = [*self.old.values(), *self._more_old.values()]
-        young = [*self.young.values(), *self._more_young.values()]
-        sizes = (self._old_bytes, self._young_bytes)
-        return {"ghosts": (*sizes, self.now, old, young)}
+        old, young = self._old, self._young
+        sizes = (old.num_bytes, young.num_bytes)
+        return {"ghosts": (*sizes, self.now, old.ghosts(), young.ghosts())}
 
     def has_behind(self, root: RadixNode) -> bool:
         """Tell whether a ghost may follow a root."""
-        return root in self._young_roots or root in self._old_roots
+        return root in self._young.roots or root in self._old.roots
 
     def resize(self, max_num_pages: int) -> None:
         """Change how many pages it remembers. O(1).
@@ -145,10 +188,13 @@ class GhostIndex:
         """
         found: list[EvictedPart] = []
         place = node.place
-        while place:
-            ghost = self._find(abs(place), raw[start : start + self._page_bytes])
+        while place and start < len(raw):
+            page = raw[start : start + self._page_bytes]
+            ghost = self._young.find(abs(place), page)
             if ghost is None:
-                break
+                ghost = self._old.find(abs(place), page)
+                if ghost is None:
+                    break
             _, run, place, by, when = ghost
             shared = self._shared_bytes(raw, start, run)
             start += shared
@@ -160,10 +206,10 @@ class GhostIndex:
     def move_root(self, old: RadixNode, new: RadixNode) -> None:
         """Take note that a namespace that came back has another root."""
         new.place = old.place
-        for roots in (self._young_roots, self._old_roots):
-            if old in roots:
-                del roots[old]
-                roots[new] = None
+        for generation in (self._young, self._old):
+            if old in generation.roots:
+                del generation.roots[old]
+                generation.roots[new] = None
 
     def drop(self, node: RadixNode) -> None:
         """Lose what follows a node: nobody will ask for it again.
@@ -185,35 +231,33 @@ class GhostIndex:
             return
         if self._fading:
             self._let_go()
-        young_bytes = self._young_bytes + len(run)
-        if young_bytes > self._max_young_bytes:
+        young = self._young
+        num_bytes = young.num_bytes + len(run)
+        if num_bytes > self._max_young_bytes:
             run = self._make_room(run)
-            young_bytes = len(run)
-        self._young_bytes = young_bytes
+            young = self._young
+            num_bytes = len(run)
+        young.num_bytes = num_bytes
         if self._inside and node in self._inside:
             run = self._cut_inside(node, run)
             if not run:
                 return
+        by = self._tree.cause or self._policy
         behind = node.place
         if node.key:
             self._last_place = place = self._last_place + 1
             node.place = -place
-        else:
-            parent = node.parent
-            place = parent.place
-            if place < 0:
-                parent.place = place = -place
-            elif not place:
-                self._last_place = parent.place = place = self._last_place + 1
-            if parent.parent is parent:
-                self._young_roots[parent] = None
-        page = run[: self._page_bytes]
-        ghost = (place, run, behind, self._tree.cause or self._policy, self.now)
-        young = self.young
-        if page in young:
-            self._more_young[place, page] = ghost
-        else:
-            young[page] = ghost
+            young.tails[place] = (place, run, behind, by, self.now)
+            return
+        parent = node.parent
+        place = parent.place
+        if place < 0:
+            parent.place = place = -place
+        elif not place:
+            self._last_place = parent.place = place = self._last_place + 1
+        if parent.parent is parent:
+            young.roots[parent] = None
+        young.put((place, run, behind, by, self.now), run[: self._page_bytes])
 
     def _make_room(self, run: bytes) -> bytes:
         """Begin a generation that takes a run; returns what fits of it."""
@@ -226,15 +270,10 @@ class GhostIndex:
 
     def _begin_generation(self) -> None:
         """Forget the old generation; the young one takes its place."""
-        self._fading += [ghosts for ghosts in (self.old, self._more_old) if ghosts]
-        self.old = self.young
-        self._more_old = self._more_young
-        self._old_roots = self._young_roots
-        self._old_bytes = self._young_bytes
-        self.young = {}
-        self._more_young = {}
-        self._young_roots = {}
-        self._young_bytes = 0
+        old = self._old
+        self._fading += [one for one in (old.tails, old.heads, old.more) if one]
+        self._old = self._young
+        self._young = _Generation()
 
     def _let_go(self) -> None:
         """Free a few of the forgotten ghosts: a million at once would be a pause."""
@@ -257,23 +296,9 @@ class GhostIndex:
             behind = node.place
             node.place = place = inside.pop(offset)
             by = self._tree.cause or self._policy
-            self._put(
-                (place, piece, behind, by, self.now), self.young, self._more_young
-            )
+            ghost = (place, piece, behind, by, self.now)
+            self._young.put(ghost, piece[: self._page_bytes])
         return run
-
-    def _put(
-        self,
-        ghost: Ghost,
-        ghosts: dict[bytes, Ghost],
-        more: dict[tuple[int, bytes], Ghost],
-    ) -> None:
-        """Add a ghost to a generation."""
-        page = ghost[1][: self._page_bytes]
-        if page in ghosts:
-            more[ghost[0], page] = ghost
-        else:
-            ghosts[page] = ghost
 
     # Ghosts move and go -----------------------------------------------------
 
@@ -304,9 +329,7 @@ class GhostIndex:
         if start == 0:
             place = node.parent.place
             if place:
-                page = node.key[: self._page_bytes]
-                if page in self.young or page in self.old:
-                    self._revive(place, node, 0)
+                self._revive(place, node, 0)
         elif node.place:
             # What followed the end of the node is inside of it now.
             place = node.place
@@ -318,7 +341,12 @@ class GhostIndex:
         key = node.key
         page_bytes = self._page_bytes
         while place:
-            ghost = self._find(abs(place), key[start : start + page_bytes])
+            page = key[start : start + page_bytes]
+            generation = self._young
+            ghost = generation.find(abs(place), page)
+            if ghost is None:
+                generation = self._old
+                ghost = generation.find(abs(place), page)
             if start and (ghost is None or place > 0):
                 # Other ghosts may follow here; before the start, that is its parent's.
                 self._inside.setdefault(node, {})[start] = abs(place)
@@ -327,53 +355,17 @@ class GhostIndex:
             _, run, place, by, when = ghost
             shared = self._shared_bytes(key, start, run)
             start += shared
-            is_young = self._take(ghost, shared)
+            generation.take(ghost, page)
+            generation.num_bytes -= shared
             if shared < len(run):
                 # The rest stays as old as it was.
                 self._last_place = rest_place = self._last_place + 1
                 rest = (rest_place, run[shared:], place, by, when)
+                generation.tails[rest_place] = rest
                 place = -rest_place
-                if is_young:
-                    self._put(rest, self.young, self._more_young)
-                else:
-                    self._put(rest, self.old, self._more_old)
             if start == len(key):
                 node.place = place
                 break
-
-    def _take(self, ghost: Ghost, num_bytes: int) -> bool:
-        """Take out a ghost, and count off some of it; tell whether it was young."""
-        place, page = ghost[0], ghost[1][: self._page_bytes]
-        is_young = (place, page) in self._more_young
-        if not is_young and page in self.young:
-            is_young = self.young[page][0] == place
-        ghosts = self.young if is_young else self.old
-        more = self._more_young if is_young else self._more_old
-        if ghosts[page][0] != place:
-            del more[place, page]
-        elif more:
-            ghosts[page] = _REVIVED  # others may begin with that page
-        else:
-            del ghosts[page]
-        if is_young:
-            self._young_bytes -= num_bytes
-        else:
-            self._old_bytes -= num_bytes
-        return is_young
-
-    def _find(self, place: int, page: bytes) -> Ghost | None:
-        """Return the ghost that begins with `page` behind a place, if there is one."""
-        ghost = self.young.get(page)
-        if ghost is not None:
-            if ghost[0] == place:
-                return ghost
-            ghost = self._more_young.get((place, page))
-            if ghost is not None:
-                return ghost
-        ghost = self.old.get(page)
-        if ghost is None or ghost[0] == place:
-            return ghost
-        return self._more_old.get((place, page))
 
     def _shared_bytes(self, raw: bytes, start: int, run: bytes) -> int:
         """Count the bytes of whole pages that ``raw[start:]`` shares with a run."""

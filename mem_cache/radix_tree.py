@@ -365,20 +365,29 @@ class RadixTree:
             return node
         # The lease on `node` becomes that of its first new, protected child.
         self._clock += 1
-        step = self._max_node_bytes
-        page_step = step // self._page_bytes * PAGE_ID_BYTES
-        for i, at in enumerate(range(0, len(raw), step)):
-            part = pages[i * page_step : (i + 1) * page_step]
-            child = RadixNode(raw[at : at + step], part, node)
+        for key, part in self._parts(raw, pages):
+            child = RadixNode(key, part, node)
             child.lock_ref = 1
             child.created = self._clock
             if node.children is NO_CHILDREN:
                 node.children = {}
-            node.children[child.key[: self._page_bytes]] = child
+            node.children[key[: self._page_bytes]] = child
             node = child
             for tell in self.on_published:
                 tell(node, 0)
         return node
+
+    def _parts(self, raw: bytes, pages: bytes) -> list[tuple[bytes, bytes]]:
+        """Part tokens and their page ids so that no node is too large."""
+        step = self._max_node_bytes
+        if len(raw) <= step:
+            return [(raw, pages)]
+        page_step = step // self._page_bytes * PAGE_ID_BYTES
+        starts = enumerate(range(0, len(raw), step))
+        return [
+            (raw[at : at + step], pages[i * page_step : (i + 1) * page_step])
+            for i, at in starts
+        ]
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:
         """Keep the first `num_pages` pages of an unprotected leaf; returns the rest."""

@@ -131,7 +131,10 @@ def key_bytes(
             and part.flags.c_contiguous
             and known.startswith(part.data, start * TOKEN_BYTES)
         ):
-            # To compare a long prompt costs a fifth of what copying it does.
+            # To compare a long prompt costs a fifth of what copying it does. Compiled
+            # code would copy it if it cut off nothing.
+            if start == 0 and stop * TOKEN_BYTES == len(known):
+                return known
             return known[start * TOKEN_BYTES : stop * TOKEN_BYTES]
     return as_tokens(part, virtual).tobytes()
 

@@ -204,16 +204,15 @@ class GhostLife:
         assert set(self.tree.nodes()) >= ghosts._inside.keys()
         for node, places in ghosts._inside.items():
             assert all(0 < offset < len(node.key) for offset in places)
-        for lost, first, more in (
-            (self.young, ghosts.young, ghosts._more_young),
-            (self.old, ghosts.old, ghosts._more_old),
-        ):
-            runs = [ghost[1] for ghost in (*first.values(), *more.values())]
-            assert len(lost) * self.page_bytes == sum(map(len, runs))
-            for page, ghost in first.items():
+        for lost, kept in ((self.young, ghosts._young), (self.old, ghosts._old)):
+            num_bytes = sum(len(ghost[1]) for ghost in kept.ghosts())
+            assert len(lost) * self.page_bytes == num_bytes == kept.num_bytes
+            for place, ghost in kept.tails.items():
+                assert place == ghost[0]
+            for page, ghost in kept.heads.items():
                 assert ghost[1].startswith(page) or not ghost[0]
-            for (place, page), ghost in more.items():
-                assert first[page][0] != place == ghost[0]
+            for (place, page), ghost in kept.more.items():
+                assert kept.heads[page][0] != place == ghost[0]
                 assert ghost[1].startswith(page)
 
     def check(self) -> None:

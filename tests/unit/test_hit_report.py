@@ -607,8 +607,8 @@ def test_namespaces_come_and_go(bumps: bool) -> None:
 
     explainer = explainer_of(cache)
     assert len(explainer._roots) < 200
-    assert len(explainer._ghosts._young_roots) <= 2
-    assert len(explainer._ghosts._old_roots) <= 2
+    assert len(explainer._ghosts._young.roots) <= 2
+    assert len(explainer._ghosts._old.roots) <= 2
     assert len(explainer._directory._roots) <= 4
     assert len(cache._hits._recent) <= 64
 
@@ -644,8 +644,8 @@ def test_pages_that_go_and_come_back_leave_nothing() -> None:
 
     ghosts = explainer_of(cache)._ghosts
     assert ghosts.num_pages == 0
-    assert not ghosts.young
-    assert not ghosts.old
+    assert not ghosts._young.ghosts()
+    assert not ghosts._old.ghosts()
     assert not ghosts._inside
 
 
