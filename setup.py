@@ -5,6 +5,7 @@ C compiler and two minutes; `make compiled` does it in a folder of its own.
 """
 
 import os
+import sys
 
 from setuptools import Extension, setup
 
@@ -42,13 +43,28 @@ says itself what it refuses.
 """
 
 
+NEEDED = [
+    "msgspec",
+    "mypy>=1.18",
+    "numpy",
+    "sortedcontainers",
+    "sortedcontainers-stubs",
+]
+"""What mypyc must see to know the types; where a build is isolated, pip brings it."""
+
+
 def extensions() -> list[Extension]:
-    """Return what is to be compiled: nothing, unless it is asked for."""
-    if not os.environ.get("RADIXKV_COMPILE"):
+    """Return what is to be compiled: nothing but for a wheel, if it is asked for."""
+    if "bdist_wheel" not in sys.argv or not os.environ.get("RADIXKV_COMPILE"):
         return []
     from mypyc.build import mypycify
 
-    return mypycify([f"src/radixkv/mem_cache/{name}.py" for name in HOT])
+    paths = [f"src/radixkv/mem_cache/{name}.py" for name in HOT]
+    # What is not hot may import what a build has no need of, such as torch.
+    return mypycify(["--ignore-missing-imports", "--follow-imports=silent", *paths])
 
 
-setup(ext_modules=extensions())
+setup(
+    ext_modules=extensions(),
+    setup_requires=NEEDED if os.environ.get("RADIXKV_COMPILE") else [],
+)

@@ -16,7 +16,7 @@ Integer: TypeAlias = int | np.integer[Any]
 Number: TypeAlias = Integer | float | np.floating[Any]
 """A number as callers give it."""
 
-Flag: TypeAlias = bool | np.bool
+Flag: TypeAlias = bool | np.bool_
 """A yes or no as callers give it."""
 
 
