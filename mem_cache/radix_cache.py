@@ -286,13 +286,13 @@ class RadixCache(PrefixCache):
         stop = request.committed_len // page_size * page_size
         if stop == start:
             return
-        raw = key_bytes(tokens, start, stop, self._virtual, request.awaited)
+        raw, at = key_bytes(tokens, start, stop, self._virtual, request.awaited)
         assert request.node is not None  # it has its lease
         if request.node.root.is_stale:
             return  # its epoch is over: it publishes nothing
         marks = self._output_marks
         if marks is None:
-            self._publish_part(request, raw, stop)
+            self._publish_part(request, raw, at, stop)
             return
         # [start, prompt_stop)       prompt, up to the end of its last page
         # [prompt_stop, stop)        output: in nodes of its own, since these are marked
@@ -300,23 +300,34 @@ class RadixCache(PrefixCache):
         if prompt_len is not None:
             prompt_stop = -(-int(prompt_len) // page_size) * page_size
             prompt_stop = min(max(prompt_stop, start), stop)
-        cut = (prompt_stop - start) * TOKEN_BYTES
-        if cut:
-            num_new = self._publish_part(request, raw[:cut], prompt_stop)
+        cut = at + (prompt_stop - start) * TOKEN_BYTES
+        if at < cut:
+            num_new = self._publish_part(request, raw[:cut], at, prompt_stop)
             marks.see_prompt(request.node, num_new)
         if cut < len(raw):
-            num_new = self._publish_part(request, raw[cut:], stop)
+            num_new = self._publish_part(request, raw, cut, stop)
             marks.see_output(request.node, num_new)
 
-    def _publish_part(self, request: RequestKV, raw: bytes, stop: int) -> int:
-        """Publish the tokens of ``[protected_len, stop)``; how many pages were new."""
-        # [start, stop)              computed by this request, whole pages
-        #   [start, known)           the tree has them: our copies are freed
+    def _publish_part(
+        self, request: RequestKV, raw: bytes, start: int, stop: int
+    ) -> int:
+        """Publish the tokens of ``[protected_len, stop)``; how many pages were new.
+
+        Args:
+            request: A running request.
+            raw: Those tokens are ``raw[start:]``.
+            start: In bytes.
+            stop: In tokens.
+        """
+        # [protected_len, stop)      computed by this request, whole pages
+        #   [protected_len, known)   the tree has them: our copies are freed
         #   [known, stop)            ours become the tree's
         node = request.node
         assert node is not None  # it has its lease
         pages = self._running.own_pages(request, stop)
-        request.node, known = self._tree.publish(node, raw, pages, request.priority)
+        request.node, known = self._tree.publish(
+            node, raw, pages, request.priority, start
+        )
         self._running.hand_over(request, stop, known)
         num_known = len(known) // PAGE_ID_BYTES
         num_new = len(pages) // PAGE_ID_BYTES - num_known

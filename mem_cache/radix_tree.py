@@ -126,9 +126,14 @@ class RadixTree:
         return node, b"".join(pages)
 
     def publish(
-        self, node: RadixNode, raw: bytes, pages: bytes, priority: int = 0
+        self,
+        node: RadixNode,
+        raw: bytes,
+        pages: bytes,
+        priority: int = 0,
+        start: int = 0,
     ) -> tuple[RadixNode, bytes]:
-        """Cache `raw` below `node`, and move the caller's lease to its end.
+        """Cache ``raw[start:]`` below `node`, and move the caller's lease to its end.
 
         Args:
             node: The node that the caller's lease is on.
@@ -136,6 +141,7 @@ class RadixTree:
             pages: Their page ids, the bytes of int32. Those that are not duplicates
                 belong to the tree from now on.
             priority: Raises the priority of the whole path.
+            start: What comes before is above `node`, in bytes.
 
         Returns:
             The node that the lease moved to, and the page ids that the tree had already
@@ -143,18 +149,19 @@ class RadixTree:
             them are duplicates.
         """
         end = node
+        offset = start
         known: list[bytes] = []
         if node.children:
-            path, offset = self._descend(node, raw)
+            path, offset = self._descend(node, raw, start)
             if path:
                 end = path[-1]
                 self.lock(end)
                 self.unlock(node)
                 known = [shared.pages for shared in path]
-                raw = raw[offset:]
-                pages = pages[offset // self._page_bytes * PAGE_ID_BYTES :]
-        if raw:
-            end = self._append(end, raw, pages)
+                num_known = (offset - start) // self._page_bytes
+                pages = pages[num_known * PAGE_ID_BYTES :]
+        if offset < len(raw):
+            end = self._append(end, raw, offset, pages)
         if priority:
             raised = end
             while raised.priority < priority:
@@ -279,17 +286,18 @@ class RadixTree:
         """The roots that something is cached below, or that have a lease."""
         return [*self._roots.values(), *self._stale_roots]
 
-    def _walk(self, node: RadixNode, raw: bytes) -> tuple[list[RadixNode], int, int]:
-        """Follow `raw` below `node`.
+    def _walk(
+        self, node: RadixNode, raw: bytes, offset: int = 0
+    ) -> tuple[list[RadixNode], int, int]:
+        """Follow ``raw[offset:]`` below `node`.
 
         Returns:
-            The nodes on the path; the bytes that match; and, if the match ends inside
-            the last node of the path, how many bytes of that node match, else 0.
+            The nodes on the path; where in `raw` the match ends; and, if that is inside
+            of the last node of the path, how many bytes of that node match, else 0.
         """
         page_bytes = self._page_bytes
         path: list[RadixNode] = []
         end = len(raw)
-        offset = 0
         while offset < end:
             child = node.children.get(raw[offset : offset + page_bytes])
             if child is None:
@@ -302,13 +310,15 @@ class RadixTree:
             node = child
         return path, offset, 0
 
-    def _descend(self, node: RadixNode, raw: bytes) -> tuple[list[RadixNode], int]:
-        """Follow `raw` below `node`, splitting where it ends.
+    def _descend(
+        self, node: RadixNode, raw: bytes, start: int = 0
+    ) -> tuple[list[RadixNode], int]:
+        """Follow ``raw[start:]`` below `node`, splitting where it ends.
 
         The caller must protect the last node of the path before anything else: the
         upper part of an unprotected node that was split is in no index.
         """
-        path, offset, inside = self._walk(node, raw)
+        path, offset, inside = self._walk(node, raw, start)
         if inside:
             path[-1] = self.split(path[-1], inside)
         return path, offset
@@ -336,13 +346,16 @@ class RadixTree:
             tell(upper, node)
         return upper
 
-    def _append(self, node: RadixNode, raw: bytes, pages: bytes) -> RadixNode:
+    def _append(
+        self, node: RadixNode, raw: bytes, start: int, pages: bytes
+    ) -> RadixNode:
         """Add new tokens behind `node`, and move the caller's lease to their end.
 
         Args:
             node: The node that the lease is on.
-            raw: The tokens, whole pages.
-            pages: Their page ids.
+            raw: Tokens, whole pages.
+            start: The first that is new, in bytes.
+            pages: The page ids of what is new.
 
         Returns:
             The node that the lease is on now.
@@ -353,19 +366,19 @@ class RadixTree:
             node.lock_ref == 1
             and not node.children
             and self.index.grows_leaves
-            and len(node.key) + len(raw) <= MAX_GROWN_SIZE * TOKEN_BYTES
+            and len(node.key) + len(raw) - start <= MAX_GROWN_SIZE * TOKEN_BYTES
             and node.parent is not node
         ):
             # A leaf that only the caller uses: depth follows branching, not turns.
-            start = len(node.key)
-            node.key += raw
+            old_end = len(node.key)
+            node.key += raw[start:]
             node.pages += pages
             for tell in self.on_published:
-                tell(node, start)
+                tell(node, old_end)
             return node
         # The lease on `node` becomes that of its first new, protected child.
         self._clock += 1
-        for key, part in self._parts(raw, pages):
+        for key, part in self._parts(raw, start, pages):
             child = RadixNode(key, part, node)
             child.lock_ref = 1
             child.created = self._clock
@@ -377,16 +390,15 @@ class RadixTree:
                 tell(node, 0)
         return node
 
-    def _parts(self, raw: bytes, pages: bytes) -> list[tuple[bytes, bytes]]:
-        """Part tokens and their page ids so that no node is too large."""
+    def _parts(self, raw: bytes, start: int, pages: bytes) -> list[tuple[bytes, bytes]]:
+        """Part new tokens and their page ids so that no node is too large."""
         step = self._max_node_bytes
-        if len(raw) <= step:
-            return [(raw, pages)]
+        if start == 0 and len(raw) <= step:
+            return [(raw, pages)]  # compiled code would copy what it need not cut
         page_step = step // self._page_bytes * PAGE_ID_BYTES
-        starts = enumerate(range(0, len(raw), step))
         return [
             (raw[at : at + step], pages[i * page_step : (i + 1) * page_step])
-            for i, at in starts
+            for i, at in enumerate(range(start, len(raw), step))
         ]
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:

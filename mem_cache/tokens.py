@@ -106,7 +106,7 @@ def key_bytes(
     stop: int,
     virtual: Container[int] = (),
     known: bytes = b"",
-) -> bytes:
+) -> tuple[bytes, int]:
     """Encode ``tokens[start:stop]`` as the raw bytes of a key.
 
     Args:
@@ -115,6 +115,9 @@ def key_bytes(
         stop: End of the tokens.
         virtual: The negative ids that are allowed as well.
         known: What the tokens most likely begin with, which was looked at before.
+
+    Returns:
+        The key, and where in these bytes it starts: it may be the rest of `known`.
 
     Raises:
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
@@ -125,18 +128,17 @@ def key_bytes(
             raw = part.tobytes()
             # Cheaper than to ask numpy: no id is negative.
             if raw[_HIGHEST_BYTE::TOKEN_BYTES].isascii():
-                return raw
+                return raw, 0
         elif (
             len(known) >= stop * TOKEN_BYTES
             and part.flags.c_contiguous
             and known.startswith(part.data, start * TOKEN_BYTES)
         ):
-            # To compare a long prompt costs a fifth of what copying it does. Compiled
-            # code would copy it if it cut off nothing.
-            if start == 0 and stop * TOKEN_BYTES == len(known):
-                return known
-            return known[start * TOKEN_BYTES : stop * TOKEN_BYTES]
-    return as_tokens(part, virtual).tobytes()
+            # To compare a long prompt costs a fifth of what copying it does.
+            if stop * TOKEN_BYTES == len(known):
+                return known, start * TOKEN_BYTES
+            return known[start * TOKEN_BYTES : stop * TOKEN_BYTES], 0
+    return as_tokens(part, virtual).tobytes(), 0
 
 
 def shared_bytes(raw: bytes, offset: int, key: bytes, page_bytes: int) -> int:
