@@ -821,18 +821,20 @@ class PrefixCache(ABC):
         return {namespace: self._num_pages(size) for namespace, size in items}
 
     def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
-        needed = self._running.count_new_pages(requests, lens)
-        num_pages = sum(needed)
+        running = self._running
+        num_pages = running.count_new_pages(requests, lens)
         if self._quotas is not None and num_pages:
-            self._take_back(self._quotas.make_room(requests, needed))
+            claims = running.claims(requests, lens)
+            self._take_back(self._quotas.make_room(num_pages, claims))
         pages = self._take(num_pages) if num_pages else b""
-        info = self._running.hand_out(requests, lens, needed, pages)
+        info = running.hand_out(requests, lens, pages)
         return self._copies.send_with(info, pages) if self._copies.pending else info
 
     def _take_page(self, request: RequestKV) -> bytes:
         """Take one page for a request, as `_alloc` would."""
         if self._quotas is not None:
-            self._take_back(self._quotas.make_room([request], [1]))
+            claims = {} if request.quota is None else {request.quota: 1}
+            self._take_back(self._quotas.make_room(1, claims))
         return self._take(1)
 
     def _take(self, num_pages: int) -> bytes:

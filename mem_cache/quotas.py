@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .allocator import TokenToKVPoolAllocator
@@ -12,7 +12,6 @@ from .quota import Quota, requests_of
 from .quota_index import QuotaIndex
 from .radix_node import PAGE_ID_BYTES, RadixNode, RadixRoot
 from .radix_tree import RadixTree
-from .request_kv import RequestKV
 from .running_requests import RunningRequests
 from .sizes import Integer, as_size, num_pages_for
 from .stale_first import StaleFirst
@@ -176,7 +175,7 @@ class Quotas:
 
     # Eviction ---------------------------------------------------------------
 
-    def make_room(self, requests: Sequence[RequestKV], needed: Sequence[int]) -> bytes:
+    def make_room(self, num_pages: int, claims: Mapping[Quota, int]) -> bytes:
         """Evict what an allocation needs, or refuse it and change nothing.
 
         First, each namespace that it would push above its ceiling gives up its own
@@ -185,8 +184,8 @@ class Quotas:
         also loses pages below its floor. The new pages count as used from here on.
 
         Args:
-            requests: The batch.
-            needed: New pages of each request; there must be free ones afterwards.
+            num_pages: New pages of the batch; there must be free ones afterwards.
+            claims: How many of them each quota gets.
 
         Returns:
             The page ids evicted, the bytes of int32.
@@ -196,18 +195,13 @@ class Quotas:
             OutOfPagesError: Not even eviction makes enough room.
             PolicyError: The policy failed.
         """
-        claims: dict[Quota, int] = {}
-        for request, num_new in zip(requests, needed, strict=True):
-            quota = request.quota
-            if num_new and quota is not None:
-                claims[quota] = claims.get(quota, 0) + num_new
         for quota, num_new in claims.items():
             quota.check_ceiling(num_new)
         for quota, num_new in claims.items():
             quota.num_held_pages += num_new
             quota.num_own_pages = num_new
         try:
-            return self._make_room(sum(needed), claims)
+            return self._make_room(num_pages, claims)
         except Exception:
             for quota, num_new in claims.items():
                 quota.num_held_pages -= num_new

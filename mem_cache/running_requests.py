@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from .packed_numbers import pack_numbers
 from .radix_node import PAGE_ID_BYTES, RadixNode
 from .request_kv import RequestKV
 from .request_table import RequestTable
+
+if TYPE_CHECKING:
+    from .quota import Quota
 
 
 class RunningRequests:
@@ -84,8 +88,8 @@ class RunningRequests:
         """Tell the workers with the next message that `rows` were given back."""
         self._forgotten_rows = dict.fromkeys([*rows, *self._forgotten_rows])
 
-    def count_new_pages(self, requests: list[RequestKV], lens: list[int]) -> list[int]:
-        """Check the lengths of a batch, and count the pages that each request needs.
+    def count_new_pages(self, requests: list[RequestKV], lens: list[int]) -> int:
+        """Check the lengths of a batch, and count the pages that it needs.
 
         Raises:
             LengthError: A length does not go forward, or too far.
@@ -97,73 +101,76 @@ class RunningRequests:
             )
         page_size = self._allocator.page_size
         max_len = self._max_context_len
-        needed: list[int] = []
+        num_pages = 0
         for request, new_len in zip(requests, lens):  # noqa: B905 - faster when compiled
             if not request.committed_len < new_len <= max_len:
                 raise LengthError(
                     f"a new length must be in {request.committed_len + 1}..{max_len}, "
                     f"got {new_len}"
                 )
-            num_new = 0
-            if new_len > request.allocated_len:
-                num_pages = len(request.pages) // PAGE_ID_BYTES
-                num_new = -(-new_len // page_size) - num_pages
-            needed.append(num_new)
+            num_new = -(-new_len // page_size) - len(request.pages) // PAGE_ID_BYTES
+            if num_new > 0:
+                num_pages += num_new
         if len(requests) > 1 and len(set(requests)) < len(requests):
             raise RequestStateError("a batch must name each request once")
-        return needed
+        return num_pages
+
+    def claims(self, requests: list[RequestKV], lens: list[int]) -> dict[Quota, int]:
+        """Return the new pages of a batch that count for quotas."""
+        page_size = self._allocator.page_size
+        claims: dict[Quota, int] = {}
+        for request, new_len in zip(requests, lens, strict=True):
+            quota = request.quota
+            num_new = -(-new_len // page_size) - len(request.pages) // PAGE_ID_BYTES
+            if quota is not None and num_new > 0:
+                claims[quota] = claims.get(quota, 0) + num_new
+        return claims
 
     def hand_out(
-        self,
-        requests: list[RequestKV],
-        lens: list[int],
-        needed: list[int],
-        pages: bytes,
+        self, requests: list[RequestKV], lens: list[int], pages: bytes
     ) -> KVCacheInfo:
         """Give new pages to the requests of a batch, and tell the workers.
 
         Args:
             requests: The batch, checked.
             lens: Total length of each request after the step.
-            needed: New pages of each request.
-            pages: As many page ids, the bytes of int32.
+            pages: As many page ids as they need, the bytes of int32.
         """
-        rows: list[int] = []
-        starts: list[int] = []
-        page_starts: list[int] = []
+        page_size = self._allocator.page_size
+        numbers: list[int] = []
         page_indptr = [0]
         parts: list[bytes | bytearray] = [b""]
         taken = num_sent = 0
-        for request, new_len, num_new in zip(requests, lens, needed):  # noqa: B905 - as above
+        for request, new_len in zip(requests, lens):  # noqa: B905 - as above
             row = request.pages
-            if num_new:
+            num_pages = len(row) // PAGE_ID_BYTES
+            num_new = -(-new_len // page_size) - num_pages
+            if num_new > 0:
                 end = taken + num_new * PAGE_ID_BYTES
                 row += pages[taken:end]
                 taken = end
+                num_pages += num_new
+            if new_len > request.allocated_len:
+                request.allocated_len = new_len
             num_known = request.num_known_pages
-            num_unknown = len(row) // PAGE_ID_BYTES - num_known
+            num_unknown = num_pages - num_known
             if num_unknown:
                 parts.append(row[num_known * PAGE_ID_BYTES :])
                 num_sent += num_unknown
-                request.num_known_pages = num_known + num_unknown
+                request.num_known_pages = num_pages
                 request.has_run = True
-            rows.append(request.req_pool_idx)
-            starts.append(request.committed_len)
-            page_starts.append(num_known)
+            numbers += (request.req_pool_idx, request.committed_len, new_len, num_known)
             page_indptr.append(num_sent)
-            if new_len > request.allocated_len:
-                request.allocated_len = new_len
         self.num_held_pages += taken // PAGE_ID_BYTES
         forgotten = self._forgotten_rows
         if forgotten:
             self._forgotten_rows = {}
             parts.append(pack_numbers(forgotten))
-        head = rows
-        head += starts
-        head += lens
-        head += page_starts
-        head += page_indptr
-        parts[0] = pack_numbers(head)
+        if len(requests) != 1:  # field by field, not request by request
+            rows, starts = numbers[::4], numbers[1::4]
+            numbers = [*rows, *starts, *lens, *numbers[3::4]]
+        numbers += page_indptr
+        parts[0] = pack_numbers(numbers)
         return KVCacheInfo(len(requests), num_sent, b"".join(parts))
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
