@@ -140,8 +140,8 @@ class TokenToKVPoolAllocator:
         top = self.num_free_pages
         num_pages = self.num_pages
         for page in unpack_numbers(pages):
-            # The state of page 0 is -1, and that of a page named before is 0 by now.
-            if not 0 <= page <= num_pages or state[page] != page:
+            # The state of a page that was named before is 0 by now.
+            if not 0 < page <= num_pages or state[page] != page:
                 for before in stack[self.num_free_pages : top]:
                     state[before] = before
                 self._refuse(np.frombuffer(pages, np.int32))

@@ -520,3 +520,32 @@ def test_nodes_come_parents_first() -> None:
     for node in tree.nodes():
         assert node.parent in seen
         seen.add(node)
+
+
+def test_the_version_counts_what_may_change_a_match_and_nothing_else() -> None:
+    tree = make_tree()
+    versions = [tree.version]
+
+    def note() -> None:
+        versions.append(tree.version)
+
+    leaf = tree.publish(tree.acquire(None, b"")[0], raw([1, 2]), raw([1, 2]))[0]
+    note()  # a new node
+    leaf = tree.publish(leaf, raw([3]), raw([3]))[0]
+    note()  # a leaf that grew
+    other, _ = tree.acquire(None, raw([1, 2, 3]))
+    note()  # a lease
+    tree.unlock(leaf)
+    tree.unlock(other)
+    note()  # and its end
+    tree.evict(1)
+    note()  # a page of a leaf
+    tree.evict(2)
+    note()  # the rest of it
+    tree.unlock(tree.publish(tree.acquire(None, b"")[0], raw([4]), raw([4]))[0])
+    tree.retire(None)
+    note()  # a new node, and the end of an epoch
+    tree.retire(None)
+    note()  # one that has nothing
+
+    assert [0, 1, 2, 2, 2, 3, 4, 6, 6] == versions
