@@ -84,6 +84,17 @@ def test_a_node_grows_up_to_a_bound() -> None:
     assert sorted(node.num_pages for node in tree.nodes()) == [1, MAX_GROWN_SIZE]
 
 
+def test_a_leaf_grows_by_what_is_new_however_much_comes_before() -> None:
+    tree = make_tree()
+    text = raw(range(MAX_GROWN_SIZE))
+    first = text[: len(text) - 4]
+    leaf = tree.publish(tree.acquire(None, b"")[0], first, first)[0]
+    end, known = tree.publish(leaf, text, raw([7]), start=len(first))
+
+    assert end is leaf
+    assert (text, first + raw([7]), b"") == (leaf.key, leaf.pages, known)
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 16, 2 * MAX_NODE_SIZE])
 def test_no_node_is_larger_than_the_bound(page_size: int) -> None:
     tree = make_tree(page_size)
@@ -535,6 +546,9 @@ def test_the_version_counts_what_may_change_a_match_and_nothing_else() -> None:
     note()  # a leaf that grew
     other, _ = tree.acquire(None, raw([1, 2, 3]))
     note()  # a lease
+    again, _ = tree.acquire(None, b"")
+    tree.unlock(tree.publish(again, raw([1, 2, 3]), raw([7, 8, 9]))[0])
+    note()  # nothing but duplicates
     tree.unlock(leaf)
     tree.unlock(other)
     note()  # and its end
@@ -548,4 +562,4 @@ def test_the_version_counts_what_may_change_a_match_and_nothing_else() -> None:
     tree.retire(None)
     note()  # one that has nothing
 
-    assert [0, 1, 2, 2, 2, 3, 4, 6, 6] == versions
+    assert [0, 1, 2, 2, 2, 2, 3, 4, 6, 6] == versions
