@@ -15,7 +15,7 @@ from .errors import ConfigError, RequestStateError
 from .packed_numbers import pack_numbers
 
 
-class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True):
+class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a worker must know of the cache to run one step, and nothing else.
 
     It holds no K or V and says nothing of layers or heads. Every number is an int32 in
