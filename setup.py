@@ -17,7 +17,6 @@ HOT = [
     "ghost_index",
     "hit_counters",
     "in_flight",
-    "memory_manager",
     "page_copies",
     "packed_numbers",
     "prefix_cache",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from .errors import (
@@ -15,7 +16,7 @@ from .errors import (
     IntegrityError,
     PagesInUseError,
 )
-from .packed_numbers import pack_numbers, unpack_numbers
+from .packed_numbers import Packed, pack_numbers, unpack_numbers
 from .sizes import Integer, as_integer, as_size
 
 _INT32: Final = np.dtype(np.int32)
@@ -27,6 +28,7 @@ HOLD_PAGE: Final = 0
 """Padded tokens write there. It is first, so no resize can move it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenToKVPoolAllocator:
     """Hands out the pages ``1..num_pages`` of a paged token-to-KV pool.
 
@@ -109,16 +111,17 @@ class TokenToKVPoolAllocator:
         """
         self._push(self._as_pages(pages))
 
-    def take(self, num_pages: int) -> bytes:
+    def take(self, num_pages: Integer) -> bytes:
         """Do as `alloc`, for callers that keep page ids as the bytes of int32.
 
         Args:
             num_pages: Pages to take; as many must be free.
         """
+        count = int(num_pages)
         end = self.num_free_pages
-        top = end - num_pages
+        top = end - count
         self.num_free_pages = top
-        if num_pages > _FEW:
+        if count > _FEW:
             pages = self._stack[top:end].copy()
             pages.sort()
             self._state[pages.astype(np.int64)] = pages
@@ -130,7 +133,7 @@ class TokenToKVPoolAllocator:
             state[page] = page
         return pack_numbers(ids)
 
-    def give_back(self, pages: bytes | bytearray) -> None:
+    def give_back(self, pages: Packed) -> None:
         """Do as `free`, for callers that keep page ids as the bytes of int32."""
         if len(pages) > 4 * _FEW:
             self._push(np.frombuffer(pages, np.int32))
@@ -218,9 +221,9 @@ class TokenToKVPoolAllocator:
         """List the pages in use, int32, ascending. Costs O(pages)."""
         return np.flatnonzero(self._state > 0).astype(np.int32)
 
-    def is_in_use(self, page: int) -> bool:
+    def is_in_use(self, page: Integer) -> bool:
         """Tell whether `page` is handed out; a page above the end is not."""
-        return page <= self.num_pages and self._state_view[page] > 0
+        return bool(page <= self.num_pages and self._state_view[page] > 0)
 
     def free_pages(self) -> NDArray[np.int32]:
         """List the free pages, int32, those to be handed out next last."""

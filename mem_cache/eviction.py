@@ -278,7 +278,8 @@ class KeyedIndex(EvictionIndex):
         num_gone: dict[RadixNode, int] = {}
         while leaf is not None or parents:
             try:
-                if leaf is None or (parents and parents[0][0] < self._rank[leaf]):
+                # In compiled code, a comparison that is no bool would be refused.
+                if leaf is None or (parents and bool(parents[0][0] < self._rank[leaf])):
                     node = heappop(parents)[1]
                 else:
                     node, leaf = leaf, next(leaves, None)

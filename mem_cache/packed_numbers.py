@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+Packed: TypeAlias = bytes | bytearray | memoryview
+"""Numbers as the bytes of int32."""
 
 _NUMBER_BYTES: Final = 4
 
 _PACK: Final[dict[int, Callable[..., bytes]]] = {}
-_UNPACK: Final[dict[int, Callable[[bytes | bytearray], tuple[Any, ...]]]] = {}
+_UNPACK: Final[dict[int, Callable[[Packed], tuple[Any, ...]]]] = {}
 """What packs and unpacks so many numbers, made once for each count."""
 
 
@@ -25,7 +28,7 @@ def pack_numbers(numbers: Collection[int]) -> bytes:
     return pack(*numbers)
 
 
-def unpack_numbers(packed: bytes | bytearray) -> tuple[int, ...]:
+def unpack_numbers(packed: Packed) -> tuple[int, ...]:
     """Return the numbers that `pack_numbers` packed."""
     count = len(packed) // _NUMBER_BYTES
     unpack = _UNPACK.get(count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
@@ -46,6 +46,7 @@ from .sizes import (
     as_integer,
     as_length,
     as_size,
+    check_kind,
     num_pages_for,
 )
 from .stale_first import end_epoch
@@ -61,8 +62,9 @@ if TYPE_CHECKING:
 _get_ident: Final = get_ident  # compiled code finds what is final without a look-up
 
 
+# It is no ABC, as compiled ABCs share what they remember of `isinstance`.
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PrefixCache(ABC):
+class PrefixCache:
     """The interface between a batch scheduler and the KV memory.
 
     At every step boundary ``available + evictable + protected + held = total``, in
@@ -103,6 +105,7 @@ class PrefixCache(ABC):
         self._virtual = VirtualTokens(tree, max_num_contents)
         self.memory = memory
         self._allocator = memory.allocator
+        self._table = memory.request_table
         self._copies = memory.page_copies
         self._partial_pages: PartialPages | None = None
         self._running = RunningRequests(
@@ -269,6 +272,7 @@ class PrefixCache(ABC):
             TokenError: `tokens` are no token ids.
             ConfigError: `namespace` is not hashable.
         """
+        raise NotImplementedError
 
     def intern(self, content_digest: Digest) -> int:
         """Return a virtual token for an image, a sound, or any other content.
@@ -347,16 +351,16 @@ class PrefixCache(ABC):
             self._check_thread()
         array = as_tokens(tokens, self._virtual)
         num_tokens = len(array)
-        if not 0 < num_tokens <= self.memory.max_context_len:
+        if not 0 < num_tokens <= self._running.max_context_len:
             raise LengthError(
-                f"a request must have 1..{self.memory.max_context_len} tokens, "
+                f"a request must have 1..{self._running.max_context_len} tokens, "
                 f"got {num_tokens}"
             )
         if namespace is not None:
             check_hashable("namespace", namespace)
         rank = as_integer("priority", priority)
         num_computed = _as_computed_len(computed_len, num_tokens)
-        if not self.memory.request_table.num_free_rows:
+        if not self._table.num_free_rows:
             return None
         request = self._open(array, namespace, rank)
         if self._virtual.last_token:
@@ -786,12 +790,14 @@ class PrefixCache(ABC):
         self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
     ) -> RequestKV:
         """Begin a request with the cached prefix of all `tokens` but the last."""
+        raise NotImplementedError
 
     @abstractmethod
     def _publish(
         self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
     ) -> None:
         """Publish the full pages of a request that are computed."""
+        raise NotImplementedError
 
     def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
@@ -812,13 +818,8 @@ class PrefixCache(ABC):
 
     def _as_claims(self, sizes: Mapping[Hashable, Integer]) -> dict[Hashable, int]:
         """Return sizes in pages, or refuse them."""
-        try:
-            items = sizes.items()
-        except AttributeError:
-            raise ConfigError(
-                f"reserved_sizes must be a mapping, got {sizes!r}"
-            ) from None
-        return {namespace: self._num_pages(size) for namespace, size in items}
+        check_kind("reserved_sizes", sizes, Mapping)
+        return {namespace: self._num_pages(sizes[namespace]) for namespace in sizes}
 
     def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
         running = self._running

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from .errors import RequestStateError
-from .sizes import Integer, as_size
+from .packed_numbers import Packed
+from .sizes import Integer, as_integer, as_size
 
 PADDING_ROW: Final = 0
 """The row of padded requests: it lists no page, and is never handed out."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestTable:
     """Rows of page ids, one for each running request.
 
@@ -45,7 +49,7 @@ class RequestTable:
         """Rows that `alloc` can hand out now."""
         return len(self._free_rows)
 
-    def alloc(self, pages: bytes = b"") -> int | None:
+    def alloc(self, pages: Packed = b"") -> int | None:
         """Take a free row, or return ``None`` if there is none.
 
         Args:
@@ -57,16 +61,18 @@ class RequestTable:
         self.rows[row] = bytearray(pages)
         return row
 
-    def free(self, row: int) -> None:
+    def free(self, row: Integer) -> None:
         """Give a row back that `alloc` handed out; it lists nothing now.
 
         Raises:
+            ConfigError: `row` is no integer.
             RequestStateError: The row is free already, or never was handed out.
         """
-        if row in self._free_rows or not 1 <= row <= self._max_num_requests:
-            raise RequestStateError(f"row {row} is not in use")
-        self.rows[row].clear()
-        self._free_rows[row] = None
+        at = as_integer("row", row)
+        if at in self._free_rows or not 1 <= at <= self._max_num_requests:
+            raise RequestStateError(f"row {at} is not in use")
+        self.rows[at].clear()
+        self._free_rows[at] = None
 
     def free_all(self) -> None:
         """Take every row back: equal to a fresh table."""

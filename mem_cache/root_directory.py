@@ -114,6 +114,6 @@ def _are_equal(left: Hashable, right: Hashable) -> bool:
     if left is right:
         return True
     try:
-        return hash(left) == hash(right) and left == right
+        return hash(left) == hash(right) and bool(left == right)
     except Exception:  # one that cannot be compared is not the same
         return False

@@ -24,6 +24,7 @@ class RunningRequests:
     """Which requests run, and which pages each of them uses and owns.
 
     Attributes:
+        max_context_len: Longest sequence of a request, in tokens. For reading.
         num_held_pages: Pages that requests own outside the tree. For reading.
     """
 
@@ -42,7 +43,7 @@ class RunningRequests:
         """
         self._allocator = allocator
         self._table = table
-        self._max_context_len = max_context_len
+        self.max_context_len = max_context_len
         self._requests: dict[int, RequestKV] = {}
         self._forgotten_rows: dict[int, None] = {}
         self.num_held_pages = 0
@@ -100,7 +101,7 @@ class RunningRequests:
                 f"need one length a request, got {len(lens)} for {len(requests)}"
             )
         page_size = self._allocator.page_size
-        max_len = self._max_context_len
+        max_len = self.max_context_len
         num_pages = 0
         for request, new_len in zip(requests, lens):  # noqa: B905 - faster when compiled
             if not request.committed_len < new_len <= max_len:

@@ -15,6 +15,7 @@ from radixkv.mem_cache import (
     IntegrityError,
     PageError,
     PagesInUseError,
+    RequestTable,
     TokenToKVPoolAllocator,
 )
 
@@ -385,3 +386,19 @@ def test_pages_that_are_handed_out_are_in_use_and_no_others() -> None:
 
     expected = {0: False, 1: True, 2: True, 3: False, 4: True, 5: False, 2**31: False}
     assert expected == {page: allocator.is_in_use(page) for page in expected}
+
+
+def test_pages_and_rows_may_be_numbers_of_numpy() -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    table = RequestTable(2)
+    row = table.alloc()
+    pages = allocator.alloc(2)
+    assert pages is not None
+    assert row is not None
+    assert allocator.is_in_use(pages[0])
+    allocator.give_back(memoryview(pages.tobytes()))
+    table.free(np.int64(row))
+
+    assert not allocator.is_in_use(pages[0])
+    assert allocator.take(np.int64(2)) == pages.tobytes()
+    assert table.num_free_rows == 2

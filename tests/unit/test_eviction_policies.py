@@ -649,3 +649,22 @@ def test_a_policy_that_fails_to_learn_breaks_nothing_and_evicts_no_more(
     assert law(cache) == (12, 4, 0, 0)
     cache.reset()
     assert law(cache) == (16, 0, 0, 0)
+
+
+def test_the_keys_of_a_policy_may_be_numbers_of_numpy() -> None:
+    """What they compare to is no bool."""
+
+    class Hits:
+        def key(self, node: RadixNode) -> np.int64:
+            return np.int64(node.num_hits)
+
+    cache = make_cache(page_size=1, policy=Hits())
+    for tokens in ([1, 2], [1, 3], [4]):
+        insert(cache, tokens)
+    order = [victim.page for victim in cache.eviction_order(9)]
+    before = set(cache.memory.allocator.in_use().tolist())
+    cache.evict(2)
+    gone = before - set(cache.memory.allocator.in_use().tolist())
+
+    assert len(order) == 4
+    assert set(order[:2]) == gone

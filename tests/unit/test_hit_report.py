@@ -784,3 +784,16 @@ def test_partial_pages_are_granted() -> None:
 
     assert (report.available_len, report.granted_len) == (4, 6)
     assert reasons(report) == {"cold": 2, "unaligned": 1}
+
+
+def test_an_ended_epoch_is_told_whatever_two_namespaces_compare_to() -> None:
+    cache = make_cache(page_size=4)
+    tokens = [1, 2, 3, 4, 5]
+    insert(cache, tokens, namespace=1)
+    request = admit(cache, tokens, namespace=1)
+    cache.bump_epoch(1)
+    report = admit(cache, tokens, namespace=np.int64(1)).hit_report
+
+    assert report is not None
+    assert report.num_other_epoch_tokens == 4
+    cache.release(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import asdict
 from threading import Event, Thread
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from radixkv.mem_cache import (
     LFU,
     CacheBusyError,
+    ChunkCache,
     ConfigError,
     LengthError,
     OutOfPagesError,
@@ -26,6 +28,8 @@ from radixkv.mem_cache import (
     TokenError,
     WrongThreadError,
 )
+from radixkv.mem_cache.eviction import RecencyIndex
+from radixkv.mem_cache.radix_tree import RadixTree
 
 from .driver import (
     Wrong,
@@ -35,6 +39,7 @@ from .driver import (
     insert,
     law,
     make_cache,
+    make_chunk_cache,
     make_memory,
     run,
     span,
@@ -822,3 +827,29 @@ def test_a_generator_of_requests_is_a_batch() -> None:
 
     batch: Wrong = (r for r in [request])
     assert cache.alloc_for_decode(batch).num_reqs == 1
+
+
+def test_no_kind_of_cache_is_taken_for_another() -> None:
+    """In either order, as compiled classes once shared what they remembered."""
+    radix, chunk = make_cache(), make_chunk_cache()
+
+    for _ in range(2):
+        assert not isinstance(chunk, RadixCache)
+        assert not isinstance(radix, ChunkCache)
+        assert isinstance(chunk, PrefixCache)
+        assert isinstance(radix, PrefixCache)
+
+
+def test_a_cache_that_lacks_a_method_says_so() -> None:
+    class Incomplete(PrefixCache):
+        pass
+
+    tree = RadixTree(16, RecencyIndex())
+    cache = cast("Any", Incomplete)(make_memory(), tree)
+
+    with pytest.raises(NotImplementedError):
+        cache.match_prefix([1])
+    with pytest.raises(NotImplementedError):
+        cache.admit([1])
+    with pytest.raises(NotImplementedError):
+        cast("Any", PrefixCache).match_prefix(make_cache(), [1])
