@@ -278,8 +278,10 @@ class KeyedIndex(EvictionIndex):
         num_gone: dict[RadixNode, int] = {}
         while leaf is not None or parents:
             try:
-                # In compiled code, a comparison that is no bool would be refused.
-                if leaf is None or (parents and bool(parents[0][0] < self._rank[leaf])):
+                # Compiled code would refuse a comparison that is no bool, as of numbers
+                # of numpy, but not one of what may be anything.
+                lowest: Any = parents[0][0] if parents else None
+                if leaf is None or (parents and lowest < self._rank[leaf]):
                     node = heappop(parents)[1]
                 else:
                     node, leaf = leaf, next(leaves, None)

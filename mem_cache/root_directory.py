@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
@@ -113,7 +113,8 @@ def _are_equal(left: Hashable, right: Hashable) -> bool:
     """Tell whether two namespaces are the same key of a dictionary."""
     if left is right:
         return True
+    one: Any = left  # of any other type, compiled code would refuse what is no bool
     try:
-        return hash(left) == hash(right) and bool(left == right)
+        return hash(left) == hash(right) and bool(one == right)
     except Exception:  # one that cannot be compared is not the same
         return False
