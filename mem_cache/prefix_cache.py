@@ -108,15 +108,15 @@ class PrefixCache:
         self._table = memory.request_table
         self._copies = memory.page_copies
         self._partial_pages: PartialPages | None = None
+        self._hits = HitCounters()
         self._running = RunningRequests(
-            memory.allocator, memory.request_table, memory.max_context_len
+            memory.allocator, memory.request_table, memory.max_context_len, self._hits
         )
         self._tree = tree
         self._quotas: Quotas | None = None
         self._retention: Retention | None = None
         self._output_marks: OutputMarks | None = None
         self._owner: int | None = None
-        self._hits = HitCounters()
         self._explainer: Explainer | None = None
         self._num_published_pages = 0
         self._num_duplicate_pages = 0
@@ -374,9 +374,10 @@ class PrefixCache:
         if self._owner is None:
             self._owner = _get_ident()
         request.computed_len = num_computed
-        self._hits.add(request, num_tokens)
         if explainer is not None:
             explainer.begin(request, array, available)
+        else:
+            request.hit = (num_tokens, request.committed_len)
         return request
 
     def alloc_for_extend(
@@ -680,7 +681,6 @@ class PrefixCache:
             return self.watch.call(self.bump_epoch, namespace)
         self._check_thread()
         check_hashable("namespace", namespace)
-        self._hits.settle()  # or requests that are gone would keep the epoch alive
         end_epoch(self._tree, namespace)
         if self._explainer is not None:
             self._explainer.end_epoch(namespace)
@@ -755,7 +755,6 @@ class PrefixCache:
         """Return the sizes and counters. Costs O(free pages)."""
         page_size = self.page_size
         hits = self._hits
-        hits.settle()
         return CacheStats(
             total_size=self.total_size,
             available_size=self.available_size,

@@ -257,7 +257,6 @@ class RadixCache(PrefixCache):
         requests).
         """
         check_hashable("namespace", namespace)
-        self._hits.settle()
         page_size = self.page_size
         root = self._tree.root_of(namespace)
         quota = root.quota if root else None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
+from .hit_counters import HitCounters
 from .kv_cache_info import KVCacheInfo
 from .packed_numbers import pack_numbers
 from .radix_node import PAGE_ID_BYTES, RadixNode
@@ -33,6 +34,7 @@ class RunningRequests:
         allocator: TokenToKVPoolAllocator,
         table: RequestTable,
         max_context_len: int,
+        hits: HitCounters,
     ) -> None:
         """Start without requests.
 
@@ -40,12 +42,14 @@ class RunningRequests:
             allocator: Takes back the pages that requests own.
             table: Lists the pages that requests use.
             max_context_len: Longest sequence of a request, in tokens.
+            hits: Counts each request, with its first pages.
         """
         self._allocator = allocator
         self._table = table
         self.max_context_len = max_context_len
         self._requests: dict[int, RequestKV] = {}
         self._forgotten_rows: dict[int, None] = {}
+        self._hits = hits
         self.num_held_pages = 0
 
     def __len__(self) -> int:
@@ -159,7 +163,9 @@ class RunningRequests:
                 parts.append(row[num_known * PAGE_ID_BYTES :])
                 num_sent += num_unknown
                 request.num_known_pages = num_pages
-                request.has_run = True
+                if not request.has_run:
+                    request.has_run = True
+                    self._hits.count(request)
             numbers += (request.req_pool_idx, request.committed_len, new_len, num_known)
             page_indptr.append(num_sent)
         self.num_held_pages += taken // PAGE_ID_BYTES

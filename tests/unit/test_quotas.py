@@ -21,6 +21,7 @@ from radixkv.mem_cache import (
 )
 from radixkv.mem_cache.allocator import TokenToKVPoolAllocator
 from radixkv.mem_cache.eviction import RecencyIndex
+from radixkv.mem_cache.hit_counters import HitCounters
 from radixkv.mem_cache.quotas import Quotas
 from radixkv.mem_cache.radix_node import RadixRoot
 from radixkv.mem_cache.radix_tree import RadixTree
@@ -146,7 +147,9 @@ def test_nothing_is_left_of_the_last_quota() -> None:
     tree = RadixTree(16, index)
     table = RequestTable(2)
     allocator: TokenToKVPoolAllocator = memory.allocator
-    quotas = Quotas(tree, RunningRequests(allocator, table, 16), allocator)
+    quotas = Quotas(
+        tree, RunningRequests(allocator, table, 16, HitCounters()), allocator
+    )
 
     quotas.set("a", 4, None)
     assert tree.index is not index
