@@ -29,6 +29,7 @@ from .hit_counters import HitCounters
 from .integrity import check_cache
 from .kv_cache_info import KVCacheInfo
 from .memory_manager import MemoryManager
+from .open_object import OpenObject
 from .output_marks import OutputMarks
 from .page_moves import move_pages_below
 from .partial_pages import PartialPages
@@ -64,7 +65,7 @@ _get_ident: Final = get_ident  # compiled code finds what is final without a loo
 
 # It is no ABC, as compiled ABCs share what they remember of `isinstance`.
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PrefixCache:
+class PrefixCache(OpenObject):
     """The interface between a batch scheduler and the KV memory.
 
     At every step boundary ``available + evictable + protected + held = total``, in
