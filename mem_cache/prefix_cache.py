@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -460,7 +460,8 @@ class PrefixCache(OpenObject):
         if self.watch is not None and self.watch.log is not None:
             return self.watch.call(self.commit, request, new_len)
         kv = self._check(request)
-        end = as_length("new_len", new_len)
+        # This saves a call for each request of a step.
+        end = new_len if type(new_len) is int else as_length("new_len", new_len)
         if not kv.committed_len <= end <= kv.allocated_len:
             raise LengthError(
                 f"new_len must be in {kv.committed_len}..{kv.allocated_len}, got {end}"
@@ -803,18 +804,17 @@ class PrefixCache(OpenObject):
         """Refuse what is no batch, and a foreign thread."""
         if _get_ident() != self._owner:
             self._check_thread()
-        batch: list[RequestKV] = []
-        running = self._running
         try:
-            for request in requests:
-                if not isinstance(request, RequestKV) or request.owner is not running:
-                    raise _not_running(request)
-                batch.append(request)
+            batch: list[object] = [*requests]
         except TypeError:
             raise RequestStateError(
                 f"a batch must be a sequence of requests, got {requests!r}"
             ) from None
-        return batch
+        running = self._running
+        for request in batch:
+            if not isinstance(request, RequestKV) or request.owner is not running:
+                raise _not_running(request)
+        return cast("list[RequestKV]", batch)
 
     def _as_claims(self, sizes: Mapping[Hashable, Integer]) -> dict[Hashable, int]:
         """Return sizes in pages, or refuse them."""

@@ -145,16 +145,18 @@ class RunningRequests:
         numbers: list[int] = []
         page_indptr = [0]
         parts: list[bytes | bytearray] = [b""]
+        num_bytes = len(pages)
         taken = num_sent = 0
         for request, new_len in zip(requests, lens):  # noqa: B905 - as above
             row = request.pages
             num_pages = len(row) // PAGE_ID_BYTES
-            num_new = -(-new_len // page_size) - num_pages
-            if num_new > 0:
-                end = taken + num_new * PAGE_ID_BYTES
-                row += pages[taken:end]
-                taken = end
-                num_pages += num_new
+            if taken < num_bytes:  # somebody still gets some
+                num_new = -(-new_len // page_size) - num_pages
+                if num_new > 0:
+                    end = taken + num_new * PAGE_ID_BYTES
+                    row += pages[taken:end]
+                    taken = end
+                    num_pages += num_new
             if new_len > request.allocated_len:
                 request.allocated_len = new_len
             num_known = request.num_known_pages
