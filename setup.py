@@ -1,7 +1,7 @@
 """The optional build: with RADIXKV_COMPILE set, mypyc compiles the hot modules.
 
 The source stays the only one; what is compiled does the same, faster. It takes mypy, a
-C compiler and two minutes; `make compiled` does it in a folder of its own.
+C compiler and a minute or two; `make compiled` does it in a folder of its own.
 """
 
 import os
