@@ -171,6 +171,7 @@ class GhostIndex:
         """Forget everything."""
         self._begin_generation()
         self._begin_generation()
+        self._fading.clear()
         self._inside.clear()
 
     def follow(self, node: RadixNode, raw: bytes, start: int) -> list[EvictedPart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -645,6 +646,22 @@ def test_pages_that_go_and_come_back_leave_nothing() -> None:
     assert not ghosts._young.ghosts()
     assert not ghosts._old.ghosts()
     assert not ghosts._inside
+
+
+def test_forgotten_ghosts_give_their_memory_back_a_few_at_a_time() -> None:
+    cache = make_cache(200, page_size=1, max_context_len=4)
+    ghosts = explainer_of(cache)._ghosts
+    fading: list[int] = []
+    for name in range(2000):
+        insert(cache, [name])
+        fading.append(sum(map(len, ghosts._fading)))
+    steps = [before - after for before, after in pairwise(fading)]
+
+    assert max(fading) == 100  # a generation
+    assert fading.count(0) > 1000
+    assert max(steps) == 4
+    cache.reset()
+    assert not ghosts._fading
 
 
 # Counters -------------------------------------------------------------------
