@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 
 from radixkv.mem_cache import (
     FullAttentionSpec,
     KVCacheConfig,
-    SlidingWindowSpec,
     group_layers,
     make_kv_cache_config,
 )
 from radixkv.mem_cache.errors import ConfigError
-from radixkv.mem_cache.planning import AnyKVCacheSpec
 
-from .attention_modules import get_kv_cache_spec
+from .model_trial import ModelTrial, try_model
 from .models import LoadedModel, TransformersObject
-
-_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerPlan:
-    """What a runner makes for a model.
-
-    Attributes:
-        config: How its pool is laid out.
-        windows: Positions that a query sees, by layer; layers without a window are not
-            in it.
-    """
-
-    config: KVCacheConfig
-    windows: Mapping[str, int]
 
 
 def plan_runner(
@@ -43,9 +24,9 @@ def plan_runner(
     *,
     num_pages: int,
     page_size: int,
-    max_context_len: int,
+    max_num_tokens: int,
     dtype: torch.dtype | None = None,
-) -> RunnerPlan:
+) -> tuple[ModelTrial, KVCacheConfig]:
     """Plan the cache of a whole model with one page table.
 
     The engine has one page table for all layers, so those with a window keep all
@@ -55,85 +36,94 @@ def plan_runner(
         model: A transformers causal language model, in evaluation mode.
         num_pages: Usable pages, at least 1.
         page_size: Tokens a page, at least 1.
-        max_context_len: Longest request, in tokens.
+        max_num_tokens: Most tokens that all requests of a step have together.
         dtype: Dtype of K and V; the model's if not given.
+
+    Returns:
+        What the model was seen to do, and how the pool is laid out.
 
     Raises:
         ConfigError: The runner would compute other tokens than the model does alone, or
             a number is out of range.
     """
-    reason = _unsupported(model)
+    reason = _unsupported(model, max_num_tokens)
     if reason:
         raise ConfigError(
             "TransformersRunner supports decoders with causal attention, all of it or "
             f"in windows, got {type(model).__name__} with {reason}"
         )
-    specs = get_kv_cache_spec(
-        model,
-        page_size=page_size,
-        dtype=str(dtype or model.dtype).removeprefix("torch."),
-    )
-    kept = {name: _keeping_all(name, spec) for name, spec in specs.items()}
-    groups = group_layers([kept], max_len=max_context_len)
-    return RunnerPlan(
-        config=make_kv_cache_config(groups, num_pages=num_pages),
-        windows={
-            name: spec.window_size
-            for name, spec in specs.items()
-            if isinstance(spec, SlidingWindowSpec)
-        },
-    )
+    trial = try_model(model)
+    config = lay_out(trial, num_pages, page_size, dtype or model.dtype)
+    return trial, config
 
 
-def _keeping_all(name: str, spec: AnyKVCacheSpec) -> FullAttentionSpec:
-    if not isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)):
-        raise ConfigError(
-            "TransformersRunner supports layers that keep K and V by head, got "
-            f"{type(spec).__name__} for {name}"
+def lay_out(
+    trial: ModelTrial, num_pages: int, page_size: int, dtype: torch.dtype
+) -> KVCacheConfig:
+    """Lay out a pool for all that a model keeps.
+
+    Args:
+        trial: What it was seen to do.
+        num_pages: Usable pages, at least 1.
+        page_size: Tokens a page, at least 1.
+        dtype: Dtype of K and V.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+    specs = {
+        use.name: FullAttentionSpec(
+            page_size=page_size,
+            num_kv_heads=use.num_kv_heads,
+            head_dim=use.head_dim,
+            v_head_dim=use.v_head_dim,
+            dtype=str(dtype).removeprefix("torch."),
         )
-    return FullAttentionSpec(
-        page_size=spec.page_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        v_head_dim=spec.v_head_dim,
-        dtype=spec.dtype,
-    )
+        for use in trial.layers.values()
+    }
+    groups = group_layers([specs], max_len=1)  # one: all of them keep all tokens
+    return make_kv_cache_config(groups, num_pages=num_pages)
 
 
-def _unsupported(model: TransformersObject) -> str | None:
-    """Name what would make the model's tokens wrong in a paged, packed batch."""
+def _unsupported(model: TransformersObject, max_num_tokens: int) -> str | None:
+    """Name what would make the model's tokens wrong, soon or late.
+
+    What a few tokens show is left to the trial and to the check that follows it. Of the
+    rest, only the config tells.
+    """
     if isinstance(model, LoadedModel):
         raise ConfigError("TransformersRunner takes the `model` of a LoadedModel")
     config = model.config.get_text_config()
-    others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    kept = getattr(config, "keep_window_size", None)
     checks = {
         "an encoder": config.is_encoder_decoder,
         "attention that is not causal": not all(
             getattr(part, "is_causal", True) for part in (config, *model.modules())
         ),
-        f"{sorted(others)} layers": others,
         "latent attention (MLA)": getattr(config, "kv_lora_rank", None),
-        "layers that read K and V of others": getattr(
-            config, "num_kv_shared_layers", None
-        ),
         "attention sinks": any(hasattr(part, "sinks") for part in model.modules()),
         "dropout (model.eval() ends it)": model.training,
         "recurrent layers": model._is_stateful,
         # The longest request of a batch would change the positions of the others.
         "rope that depends on the batch": {"dynamic", "longrope"}.intersection(
-            _rope_types(getattr(config, "rope_parameters", None) or {})
+            _rope_types(getattr(config, "rope_parameters", None))
         ),
-        "an attention of its own": not (
-            model._supports_attention_backend and model._can_set_attn_implementation()
+        # Beyond it, the layer chooses among the tokens of all requests.
+        f"keep_window_size {kept}, while the requests of a step may have "
+        f"{max_num_tokens} tokens together (max_num_requests * max_context_len)": (
+            kept is not None and kept < max_num_tokens
         ),
     }
     return next((reason for reason, found in checks.items() if found), None)
 
 
 def _rope_types(parameters: TransformersObject) -> Iterator[str]:
-    """Yield the kinds of rope, of which each type of layers may have its own."""
-    for name, value in parameters.items():
-        if name == "rope_type":
-            yield value
-        elif name in _LAYER_TYPES:
-            yield value.get("rope_type", "default")
+    """Yield the kinds of rope, of which each type of layers may have its own.
+
+    What is there may be nothing: rope by default, or none at all.
+    """
+    if isinstance(parameters, dict):
+        named = cast("dict[str, object]", parameters)
+        yield str(named.get("rope_type"))
+        for of_layers in named.values():
+            yield from _rope_types(of_layers)

@@ -16,10 +16,11 @@ from radixkv.mem_cache.sizes import as_size, num_pages_for
 from .attention_backends import AttentionFactory, PagedAttention
 from .batch import Batch
 from .decode_graphs import DecodeGraphs, default_sizes, padded_inputs
-from .models import TransformersObject, import_transformers
+from .models import TransformersObject
+from .paged_model import PagedModel
+from .runner_check import check_model
 from .runner_plan import plan_runner
 from .sampler import sample
-from .transformers_attention import ATTENTION, StepMetadata, paged_attention
 
 
 class TransformersRunner:
@@ -46,6 +47,7 @@ class TransformersRunner:
         dtype: torch.dtype | None = None,
         attention: AttentionFactory = PagedAttention,
         graph_sizes: Sequence[int] | None = None,
+        self_check: bool = True,
     ) -> None:
         """Make the pool for a model, and put the paged attention into it.
 
@@ -61,6 +63,8 @@ class TransformersRunner:
             graph_sizes: Sizes of the decode batches that run as CUDA graphs; a batch is
                 padded to the next. If not given, up to `max_num_requests` on a GPU, and
                 none elsewhere; none, if empty.
+            self_check: Whether to compare logits with the model's own on a few short
+                requests, which takes as long as some dozens of their tokens.
 
         Raises:
             BackendUnavailableError: The attention needs what is not installed.
@@ -68,41 +72,55 @@ class TransformersRunner:
                 runner would compute other tokens than the model does alone, or the
                 attention takes no such pool or runs in no graphs.
         """
+        max_num_requests = as_size("max_num_requests", max_num_requests)
         max_context_len = as_size("max_context_len", max_context_len)
         if not callable(attention):
             raise ConfigError(
                 "attention must make an AttentionBackend for a pool, such as the class "
                 f"PagedAttention, got {attention!r}"
             )
-        plan = plan_runner(
+        trial, config = plan_runner(
             model,
             num_pages=num_pages,
             page_size=page_size,
-            max_context_len=max_context_len,
+            max_num_tokens=max_num_requests * max_context_len,
             dtype=dtype,
         )
-        self.pool = KVPool(plan.config, device=model.device)
+        self.pool = KVPool(config, device=model.device)
         self.page_table = PageTable(
             max_num_requests=max_num_requests,
             max_pages_per_request=num_pages_for(max_context_len, page_size),
             device=model.device,
         )
-        self._model = model
-        self._windows = plan.windows
-        self._attention = attention(self.pool)
+        backend = attention(self.pool)
+        if self_check:
+            check_model(
+                model,
+                trial,
+                attention,
+                page_size=page_size,
+                dtype=dtype or model.dtype,
+            )
+        self._model = PagedModel(
+            model,
+            trial,
+            pool=self.pool,
+            page_table=self.page_table,
+            attention=backend,
+        )
+        can_capture = backend.can_capture and self._model.can_capture
         if graph_sizes is None:
             is_on_gpu = self.pool.device.type == "cuda"
-            can_capture = is_on_gpu and self._attention.can_capture
-            graph_sizes = default_sizes(max_num_requests) if can_capture else ()
-        if graph_sizes and not self._attention.can_capture:
+            graph_sizes = (
+                default_sizes(max_num_requests) if is_on_gpu and can_capture else ()
+            )
+        if graph_sizes and not can_capture:
             raise ConfigError(
-                f"{type(self._attention).__name__} cannot run in CUDA graphs, got "
-                f"graph_sizes {list(graph_sizes)}"
+                f"{type(backend).__name__} cannot run {type(model).__name__} in CUDA "
+                f"graphs, got graph_sizes {list(graph_sizes)}"
             )
         self._graphs = DecodeGraphs(self._decode, graph_sizes, self.pool.device)
         self._graphs_buffer = self.pool.buffer
-        # No mask function goes with it: without one, transformers builds no mask.
-        import_transformers().AttentionInterface.register(ATTENTION, paged_attention)
 
     def run(self, batch: Batch) -> NDArray[np.int32]:
         """Compute one step and sample; see `ModelRunner`."""
@@ -129,25 +147,12 @@ class TransformersRunner:
             The logits where the batch samples, `[num_samples, vocab_size]`.
         """
         self._check_sizes(batch)
-        # With another attention in place, transformers would ignore the step without a
-        # word.
-        if self._model.config._attn_implementation != ATTENTION:
-            self._model.set_attn_implementation(ATTENTION)
         info = batch.kv_cache_info
-        self.pool.copy_pages(info.copy_sources, info.copy_targets)
         size = self._graphs.size_for(batch)
         samples = batch.sample_indices.astype(np.int32)
         if size is None:
-            extra = np.concatenate([batch.input_ids, batch.positions, samples])
-            step = self.page_table.apply(info, extra)
-            inputs = step.extra.long()
-            num_tokens = batch.num_tokens
-            return self._compute(
-                step,
-                inputs[:num_tokens],
-                inputs[num_tokens : 2 * num_tokens],
-                inputs[2 * num_tokens :],
-            )
+            return self._model.forward(info, batch.input_ids, batch.positions, samples)
+        self.pool.copy_pages(info.copy_sources, info.copy_targets)
         extra = np.concatenate([padded_inputs(batch, size), samples])
         step = self.page_table.apply(info, extra)
         num_inputs = len(extra) - len(samples)
@@ -188,30 +193,4 @@ class TransformersRunner:
             extra=inputs,
         )
         tokens, positions = inputs[:2].long()
-        return self._compute(step, tokens, positions, None)
-
-    def _compute(
-        self,
-        step: DeviceStep,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        samples: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the logits at the tokens `samples`, or at all if not given."""
-        self._attention.begin_step(step)
-        metadata = StepMetadata(
-            pool=self.pool,
-            slots=step.slot_mapping(page_size=self.pool.page_size),
-            attention=self._attention,
-            windows=self._windows,
-        )
-        with torch.inference_mode():
-            output = self._model(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=0 if samples is None else samples,
-                step_metadata=metadata,
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._model.compute(step, tokens, positions)

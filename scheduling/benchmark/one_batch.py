@@ -347,7 +347,9 @@ class _Bench:
         if config.num_pages is not None:
             return config.num_pages
         if config.mem_fraction is not None:
-            page_bytes = self._make_runner(1, 1).pool.page_bytes
+            # It runs nothing, so it need not prove that it could.
+            small = self._make_runner(1, 1, self_check=False)
+            page_bytes = small.pool.page_bytes
             free = _free_memory_bytes(self._loaded.model.device)
             num_pages = int(free * config.mem_fraction) // page_bytes
             if num_pages < 1:
@@ -359,7 +361,9 @@ class _Bench:
         # Enough to keep everything, and a page for each request to begin.
         return sum(-(-length // config.page_size) + 1 for length in lengths)
 
-    def _make_runner(self, num_pages: int, max_context_len: int) -> TransformersRunner:
+    def _make_runner(
+        self, num_pages: int, max_context_len: int, *, self_check: bool = True
+    ) -> TransformersRunner:
         try:
             return TransformersRunner(
                 self._loaded.model,
@@ -367,6 +371,7 @@ class _Bench:
                 page_size=self._config.page_size,
                 max_num_requests=self._config.batch_size,
                 max_context_len=max_context_len,
+                self_check=self_check,
             )
         except (MemoryError, RuntimeError) as error:  # torch raises the latter
             raise ConfigError(

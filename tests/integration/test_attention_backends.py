@@ -55,6 +55,7 @@ def make_runner(
         max_context_len=64,
         attention=attention,
         dtype=dtype,
+        self_check=False,  # it would use the libraries, too
     )
 
 
@@ -167,6 +168,35 @@ def test_drafts_go_where_flash_attention_decodes(
     assert ["flash_attn_varlen_func"] * 2 == called[2:]
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Gemma3Text"])
+@pytest.mark.parametrize(
+    ("attention", "page_size", "dtype"),
+    [(FlashInferAttention, 3, torch.float32), (FlashAttention, 256, torch.bfloat16)],
+)
+def test_a_runner_proves_itself_with_a_library_as_well(
+    kind: str,
+    attention: AttentionFactory,
+    page_size: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", make_flashinfer()[0])
+    monkeypatch.setitem(sys.modules, "flash_attn", make_flash_attn()[0])
+    model = make_model(kind, **dict(MODELS)[kind])
+
+    runner = TransformersRunner(
+        model,
+        num_pages=4,
+        page_size=page_size,
+        max_num_requests=2,
+        max_context_len=8,
+        attention=attention,
+        dtype=dtype,
+    )
+
+    assert dtype == runner.pool.k_buffer(0).dtype
+
+
 @pytest.mark.parametrize(
     ("attention", "module"),
     [(FlashInferAttention, "flashinfer"), (FlashAttention, "flash_attn")],
@@ -252,7 +282,7 @@ def test_an_attention_that_cannot_be_captured_is_given_no_graphs() -> None:
     model = make_model("Llama")
 
     with pytest.raises(
-        ConfigError, match=r"Spy cannot run in CUDA graphs, got .*\[2\]"
+        ConfigError, match=r"Spy cannot run Llama.* in CUDA graphs, got .*\[2\]"
     ):
         TransformersRunner(
             model,

@@ -14,7 +14,6 @@ import torch
 
 from radixkv.mem_cache import (
     BatchRefusedError,
-    ChunkedLocalAttentionSpec,
     ConfigError,
     KVCacheInfo,
     LengthError,
@@ -467,28 +466,9 @@ def test_a_longer_request_than_the_table_has_room_for_is_refused(
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        (
-            "Llama4Text",
-            {"num_key_value_heads": 2, "head_dim": 8},
-            "['chunked_attention'] layers",
-        ),
         ("GptOss", {"num_key_value_heads": 2, "head_dim": 8}, "attention sinks"),
-        (
-            "Gemma3nText",
-            {
-                "num_hidden_layers": 4,
-                "num_kv_shared_layers": 2,
-                "num_key_value_heads": 2,
-                "layer_types": ["sliding_attention", "full_attention"] * 2,
-                "hidden_size_per_layer_input": 8,
-                "vocab_size_per_layer_input": 64,
-                "activation_sparsity_pattern": None,
-            },
-            "layers that read K and V of others",
-        ),
         ("DeepseekV3", {"kv_lora_rank": 8}, "latent attention"),
-        ("Mamba", {}, "'linear_attention'"),
-        ("Bloom", {}, "an attention of its own"),
+        ("Mamba", {}, "recurrent layers"),
         ("BertGeneration", {}, "attention that is not causal"),
         (
             "Llama",
@@ -535,21 +515,25 @@ def test_a_loaded_model_is_not_the_model() -> None:
         make_runner(load_model("tiny"))
 
 
-def test_a_layer_that_keeps_neither_all_nor_a_window_is_refused(
-    tiny: TransformersObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = ChunkedLocalAttentionSpec(
-        page_size=3, num_kv_heads=2, head_dim=16, chunk_size=4, dtype="float32"
-    )
-    monkeypatch.setattr(
-        "radixkv.scheduling.runner_plan.get_kv_cache_spec",
-        lambda model, **options: {"layers.0": spec},
-    )
-
+def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"got ChunkedLocalAttentionSpec for layers\.0"
+        ConfigError, match=r"Bloom.* with \[0, 1\] kept and \[\] attend"
     ):
-        make_runner(tiny)
+        make_runner(make_model("Bloom"))
+
+
+def test_a_model_that_keeps_a_state_is_refused() -> None:
+    model = make_model("Lfm2", layer_types=["conv", "full_attention"])
+
+    with pytest.raises(ConfigError, match="got one with a state or an index"):
+        make_runner(model)
+
+
+def test_a_rope_without_a_type_is_no_error() -> None:
+    model = make_model("Llama")
+    model.config.rope_parameters = {"full_attention": None, "rope_type": None}
+
+    assert make_runner(model)
 
 
 @pytest.mark.parametrize(
@@ -591,16 +575,16 @@ def test_a_layer_that_asks_for_another_attention_is_refused(
         del layer.forward
 
 
-def test_a_layer_with_another_window_than_its_config_says_is_refused(
-    tiny: TransformersObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = make_runner(tiny)
+def test_a_layer_with_another_mask_than_when_it_was_tried_is_refused() -> None:
+    kind, options = WINDOWED[0]
+    model = make_model(kind, **options)
+    runner = make_runner(model)
     pages = Pages(3, 256)
     request = Request("a", [1, 2, 3])
     pages.admit(request)
-    monkeypatch.setattr(tiny.model.layers[1].self_attn, "sliding_window", 8)
+    model.config.sliding_window = 9
 
-    with pytest.raises(ConfigError, match=r"layers\.1\.self_attn must be None.* got 8"):
+    with pytest.raises(ConfigError, match=r"Mistral.* with another one"):
         runner.run(pages.step((request, 0, 3)))
 
 
