@@ -65,6 +65,9 @@ class LayerSplits:
             ConfigError: A length is out of range.
         """
         check_lengths(length, self.chunked_prefill_size)
+        return self.splits[self._best(length)]
+
+    def _best(self, length: int) -> int:
         costs = [
             s.request_bytes(length, self.chunked_prefill_size) for s in self.splits
         ]
@@ -73,7 +76,7 @@ class LayerSplits:
             for i, (split, cost) in enumerate(zip(self.splits, costs, strict=True))
             if _is_affordable(cost, min(costs))
         ]
-        return self.splits[min(affordable)[2]]
+        return min(affordable)[2]
 
     def longest_len(self, memory: Sequence[int], max_len: int) -> int:
         """Return the longest request for which a plan succeeds; 0, if none.
@@ -93,14 +96,11 @@ class LayerSplits:
         """
         rooms = [
             min(
-                (
-                    available_bytes // page_bytes
-                    for available_bytes, page_bytes in zip(
-                        memory, split.page_bytes, strict=True
-                    )
-                    if page_bytes  # a stage without layers has room for any request
-                ),
-                default=2**31,
+                available_bytes // page_bytes
+                for available_bytes, page_bytes in zip(
+                    memory, split.page_bytes, strict=True
+                )
+                if page_bytes  # a stage without layers has room for any request
             )
             for split in self.splits
         ]
@@ -110,8 +110,7 @@ class LayerSplits:
         """Return the longest request in a range that can be planned; 0, if none."""
         if not any(self._may_fit(rooms, first, last)):
             return 0
-        best = self.splits.index(self.best(last))
-        if self._fits(best, rooms, last):
+        if self._fits(self._best(last), rooms, last):
             return last
         if first == last:
             return 0
