@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, cast
 
 from radixkv.mem_cache import (
     ConfigError,
@@ -20,7 +19,7 @@ from radixkv.mem_cache import (
     report_plan,
     specs_from_model_config,
 )
-from radixkv.mem_cache.planning import AnyKVCacheSpec, BufferOrder
+from radixkv.mem_cache.planning import AnyKVCacheSpec, BufferOrder, num_mtp_layers
 from radixkv.mem_cache.planning.model_config import ModelConfig
 from radixkv.mem_cache.sizes import as_size
 
@@ -37,6 +36,8 @@ class PlanQuestion:
         model_name: What an error calls the first, such as its file.
         draft_model_name: What it calls the second.
         assume_dense: Read a family that is not known as its fields say.
+        include_mtp: Count the layers of the models' own heads for multi-token
+            prediction too.
         available_bytes: Bytes of each GPU for the cache.
         page_size: Tokens a page.
         dtype: The torch name of the dtype of K and V; None, as the model computes.
@@ -54,6 +55,7 @@ class PlanQuestion:
     model_name: str = "the model"
     draft_model_name: str = "the draft model"
     assume_dense: bool = False
+    include_mtp: bool = False
     available_bytes: int
     page_size: int = 16
     dtype: str | None = None
@@ -87,7 +89,8 @@ class PlanQuestion:
             )
         stages = _stages(specs, self.pipeline_parallel_size)
         if drafts:
-            # A draft model is small, and its tokens are wanted where the last layer is.
+            # A draft model is small, and its tokens are wanted where the last layer is,
+            # as those of MTP are.
             stages[-1].update((f"draft.{name}", drafts[name]) for name in drafts)
         return plan_kv_cache(
             stages,
@@ -129,6 +132,30 @@ class PlanQuestion:
             return read.max_position_embeddings
         raise ConfigError(f"max-len must be given: {self.model_name} names none")
 
+    def notes(self) -> list[str]:
+        """Return what the plan leaves out, a sentence each.
+
+        Raises:
+            ConfigError: A model cannot be planned.
+        """
+        if self.include_mtp:
+            return []
+        models = {self.model_name: self.model_config}
+        if self.draft_model_config is not None:
+            models[self.draft_model_name] = self.draft_model_config
+        found: list[str] = []
+        for name, config in models.items():
+            with _named(name):
+                num_layers = num_mtp_layers(config)
+            if num_layers:
+                one = num_layers == 1
+                found.append(
+                    f"{name}: {num_layers} layer{'' if one else 's'} for multi-token "
+                    "prediction (MTP) not counted; with --include-mtp "
+                    f"{'it is' if one else 'they are'}"
+                )
+        return found
+
     def roomiest_page_size(self) -> tuple[int, int] | None:
         """Return the page size with which most requests fit, and how many do.
 
@@ -157,6 +184,7 @@ class PlanQuestion:
                 dtype=self.dtype,
                 checkpoint_size=self.checkpoint_size,
                 assume_dense=self.assume_dense,
+                include_mtp=self.include_mtp,
             )
 
 
@@ -170,21 +198,37 @@ def _named(model: str) -> Generator[None, None, None]:
 
 
 def read_model_config(path: Path) -> Mapping[str, Any]:
-    """Read a `config.json`.
+    """Read a `config.json`, and the `hf_quant_config.json` beside it, if there is one.
+
+    They are read as Python's own `json` does, which writes most of them: with NaN and
+    Infinity, and the last of two fields of one name. A byte order mark may come first.
 
     Args:
         path: The file, or the folder that has it.
 
     Raises:
-        ConfigError: It is no JSON object.
-        OSError: It cannot be read.
+        ConfigError: One is no JSON object.
+        OSError: The config cannot be read.
     """
     if path.is_dir():
         path /= "config.json"
+    config = _read_object(path)
+    beside = path.with_name("hf_quant_config.json")
+    if path.name == "config.json" and beside.is_file():
+        return {"hf_quant_config": _read_object(beside), **config}
+    return config
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+        content: object = json.loads(path.read_text("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # text that is not UTF-8 included
+        raise ConfigError(f"{path}: JSON is malformed: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: JSON must be an object, got {type(content).__name__}"
+        )
+    return cast("dict[str, Any]", content)
 
 
 def _stages(
@@ -193,7 +237,10 @@ def _stages(
     """Deal layers out to stages, each the next ones: "layers.N.attention" by its N."""
     num_stages = as_size("pipeline-parallel-size", num_stages)
     numbers = {name: int(name.split(".")[1]) for name in specs}
-    num_layers = 1 + max(numbers.values(), default=0)
+    num_layers = 1 + max(
+        (number for name, number in numbers.items() if name.startswith("layers.")),
+        default=0,
+    )
     if num_stages > num_layers:
         raise ConfigError(
             f"pipeline-parallel-size must be <= {num_layers}, the layers of the model, "
@@ -201,5 +248,6 @@ def _stages(
         )
     stages: list[dict[str, AnyKVCacheSpec]] = [{} for _ in range(num_stages)]
     for name, spec in specs.items():
-        stages[numbers[name] * num_stages // num_layers][name] = spec
+        number = min(numbers[name], num_layers - 1)  # MTP goes with the last layer
+        stages[number * num_stages // num_layers][name] = spec
     return stages

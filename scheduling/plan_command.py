@@ -65,6 +65,13 @@ def plan_command(
             help="Read a model_type that is not known as its fields say.",
         ),
     ] = False,
+    include_mtp: Annotated[
+        bool,
+        typer.Option(
+            "--include-mtp",
+            help="Count the model's own layers for multi-token prediction.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print figures and layouts as JSON.")
     ] = False,
@@ -88,6 +95,7 @@ def plan_command(
         model_name=str(model_config),
         draft_model_name=str(draft_model_config),
         assume_dense=assume_dense,
+        include_mtp=include_mtp,
         available_bytes=available_bytes,
         page_size=as_size("page-size", page_size),
         dtype=dtype,
@@ -101,7 +109,11 @@ def plan_command(
         order=cast("BufferOrder", order),
     )
     if as_json:
-        answer = {"reports": question.reports(), "configs": question.plan()}
+        answer = {
+            "reports": question.reports(),
+            "configs": question.plan(),
+            "notes": question.notes(),
+        }
         print(msgspec.json.encode(answer).decode())
     else:
         _print_table(str(model_config), question)
@@ -114,7 +126,7 @@ def _print_table(title: str, question: PlanQuestion) -> None:
     reports = question.reports()
     # As a title it would be folded to the width of the table.
     console = Console(highlight=False, soft_wrap=True)
-    console.print(title)
+    console.print(title, markup=False)
     table = Table("")
     for stage in range(len(reports)):
         name = "one GPU" if len(reports) == 1 else f"stage {stage}"
@@ -123,8 +135,8 @@ def _print_table(title: str, question: PlanQuestion) -> None:
         table.add_row(label, *cells)
     console.print(table)
     advice = _advice(question, reports)
-    if advice:
-        console.print(advice)
+    for line in (*question.notes(), *([advice] if advice else [])):
+        console.print(line, markup=False)
 
 
 def _rows(

@@ -18,7 +18,7 @@ from .kv_cache_spec import KVCacheCapabilities, KVCacheSpec, Rewind
 from .mamba_spec import MambaSpec
 from .mla_spec import MLASpec
 from .model_config import ConfigObject
-from .model_specs import specs_from_model_config
+from .model_specs import num_mtp_layers, specs_from_model_config
 from .page_part import PagePart
 from .plan import plan_kv_cache
 from .plan_report import PlanReport, report_plan
@@ -55,6 +55,7 @@ __all__ = [
     "is_kv_cache_type_uniform",
     "longest_len",
     "make_kv_cache_config",
+    "num_mtp_layers",
     "num_pages_of_request",
     "plan_kv_cache",
     "report_plan",

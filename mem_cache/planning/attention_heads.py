@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from .layer_caches import LayerCache
+from .layer_cache import LayerCache
 from .model_config import LayerSizes, ModelConfig
 
 
@@ -30,6 +30,55 @@ def attention_heads(
         ConfigError: The config does not say, or the heads of K do not divide those of
             the queries.
     """
+    own = _sizes_of_layer(config, layer, cache)
+    num_heads = _of_layer("num_attention_heads", config.num_attention_heads, layer)
+    if num_heads == 0:
+        raise ConfigError("num_attention_heads must be >= 1, got 0")
+    head_dim = config.head_dim if own.head_dim is None else own.head_dim
+    if head_dim is None:
+        head_dim = _head_dim(config, num_heads)
+    num_kv_heads = own.num_key_value_heads
+    if num_kv_heads is None:
+        num_kv_heads = _num_kv_heads(config, layer)
+    if num_kv_heads is None:
+        raise ConfigError("config must have num_attention_heads, got none")
+    if num_kv_heads == 0:
+        raise ConfigError("num_key_value_heads must be >= 1, got 0")
+    if num_heads is not None and num_heads % num_kv_heads:
+        raise ConfigError(
+            f"num_key_value_heads must divide num_attention_heads ({num_heads}), got "
+            f"{num_kv_heads}"
+        )
+    return AttentionHeads(num_kv_heads, head_dim)
+
+
+def has_no_heads(config: ModelConfig, layer: int) -> bool:
+    """Tell whether a config that names the heads of each layer gives one none.
+
+    Args:
+        config: The model's config.
+        layer: Layer, from 0.
+
+    Raises:
+        ConfigError: The config does not name the heads of all layers.
+    """
+    return (
+        isinstance(config.num_key_value_heads, tuple)
+        and _of_layer("num_key_value_heads", config.num_key_value_heads, layer) == 0
+    )
+
+
+def _num_kv_heads(config: ModelConfig, layer: int) -> int | None:
+    if config.multi_query and not config.new_decoder_architecture:
+        return 1
+    num_kv_heads = _of_layer("num_key_value_heads", config.num_key_value_heads, layer)
+    if num_kv_heads is None:
+        return _of_layer("num_attention_heads", config.num_attention_heads, layer)
+    return num_kv_heads
+
+
+def _sizes_of_layer(config: ModelConfig, layer: int, cache: LayerCache) -> LayerSizes:
+    """Return the sizes that a layer has of its own."""
     own = next(
         (
             sizes
@@ -38,28 +87,13 @@ def attention_heads(
         ),
         LayerSizes(),
     )
-    if cache == "full" and config.global_head_dim is not None:
+    if cache != "full" or config.global_head_dim is None:
+        return own
+    num_kv_heads = own.num_key_value_heads
+    if num_kv_heads is None and config.attention_k_eq_v:
         # Where K is V as well, there may be other heads of it.
-        num_heads = (
-            config.num_global_key_value_heads if config.attention_k_eq_v else None
-        )
-        own = LayerSizes(own.num_key_value_heads or num_heads, config.global_head_dim)
-    num_heads = _of_layer("num_attention_heads", config.num_attention_heads, layer)
-    num_kv_heads = _of_layer("num_key_value_heads", config.num_key_value_heads, layer)
-    if config.multi_query and not config.new_decoder_architecture:
-        num_kv_heads = 1
-    head_dim = own.head_dim or config.head_dim
-    if head_dim is None:
-        head_dim = _head_dim(config, num_heads)
-    num_kv_heads = own.num_key_value_heads or num_kv_heads or num_heads
-    if not num_kv_heads:
-        raise ConfigError("config must have num_attention_heads, got none")
-    if num_heads and num_heads % num_kv_heads:
-        raise ConfigError(
-            f"num_key_value_heads must divide num_attention_heads ({num_heads}), got "
-            f"{num_kv_heads}"
-        )
-    return AttentionHeads(num_kv_heads, head_dim)
+        num_kv_heads = config.num_global_key_value_heads
+    return LayerSizes(num_kv_heads, config.global_head_dim)
 
 
 def _of_layer(name: str, value: int | tuple[int, ...] | None, layer: int) -> int | None:
@@ -71,7 +105,7 @@ def _of_layer(name: str, value: int | tuple[int, ...] | None, layer: int) -> int
 
 
 def _head_dim(config: ModelConfig, num_heads: int | None) -> int:
-    if not config.hidden_size or not num_heads or config.hidden_size % num_heads:
+    if not config.hidden_size or num_heads is None or config.hidden_size % num_heads:
         raise ConfigError(
             "config must have head_dim, or a hidden_size that its heads divide, got "
             f"hidden_size {config.hidden_size} and num_attention_heads {num_heads}"

@@ -20,6 +20,10 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "layers_block_type": "layer_types",
         "linear_head_dim": "linear_key_head_dim",
         "linear_num_heads": "linear_num_key_heads",
+        "mtp_num_hidden_layers": "num_mtp_layers",
+        "mtp_num_layers": "num_mtp_layers",
+        "num_mtp_modules": "num_mtp_layers",
+        "num_nextn_predict_layers": "num_mtp_layers",
         "mamba_head_dim": "mamba_d_head",
         "mamba_headdim": "mamba_d_head",
         "mamba_ngroups": "mamba_n_groups",
@@ -88,8 +92,9 @@ def by_usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
 def _nested_kv_heads(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the number of K/V heads where another field says whether it counts."""
     if values.get("multi_query_attention") is True:
-        named = values.get("multi_query_group_num") or values.get("n_kv_heads")
-        return {"num_key_value_heads": named or 1}
+        names = ("multi_query_group_num", "n_kv_heads")
+        named = [values[name] for name in names if values.get(name) is not None]
+        return {"num_key_value_heads": named[0] if named else 1}
     attention = values.get("attn_config")
     if isinstance(attention, Mapping):
         inner = cast("Mapping[str, Any]", attention)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -13,9 +13,10 @@ from .attention_specs import (
     FullAttentionSpec,
     SlidingWindowSpec,
 )
-from .buffer_layout import check_order, page_bytes_of_sizes
+from .buffer_layout import check_order
 from .kv_cache_config import BufferOrder, KVCacheGroup
 from .kv_cache_spec import CHUNKED_PREFILL_SIZE, KVCacheSpec, Rewind
+from .layer_splits import LayerSplit, LayerSplits, layer_splits
 from .mamba_spec import MambaSpec
 from .mla_spec import MLASpec
 from .spec_merge import merge_specs
@@ -34,9 +35,6 @@ GROUPING_RULES: Final[Mapping[type[KVCacheSpec], GroupingRule]] = MappingProxyTy
     }
 )
 """The rule of each class of specs; add your own classes in a mapping of yours."""
-
-_SPARE_PERCENT: Final = 5
-"""Memory that fewer page tables may cost, compared with the best split."""
 
 
 def group_layers(
@@ -70,28 +68,56 @@ def group_layers(
         SpecConflictError: Two workers differ on a layer, or share only some layers.
         ConfigError: There is no layer, page sizes differ, or a length is out of range.
     """
+    splits = split_layers(
+        specs_per_worker,
+        chunked_prefill_size=chunked_prefill_size,
+        order=order,
+        rules=rules,
+    )
+    return groups_of_split(splits.best(max_len), specs_per_worker)
+
+
+def split_layers(
+    specs_per_worker: Sequence[Mapping[str, AnyKVCacheSpec]],
+    *,
+    chunked_prefill_size: int,
+    order: BufferOrder,
+    rules: Mapping[type[KVCacheSpec], GroupingRule] | None,
+) -> LayerSplits:
+    """Return the ways to put the layers of all workers into groups.
+
+    Args:
+        specs_per_worker: For each worker, the spec of each of its layers.
+        chunked_prefill_size: Tokens of a request that one step computes at most.
+        order: Which of pages and layers is outermost in the buffer.
+        rules: The grouping rule of each class of specs; `GROUPING_RULES` if None.
+
+    Raises:
+        UnknownSpecError: A spec has no rule.
+        SpecConflictError: Two workers differ on a layer, or share only some layers.
+        ConfigError: There is no layer, or page sizes differ.
+    """
     specs = merge_specs(specs_per_worker)
     check_order(order)
-    buckets = _buckets(specs, rules)
-    stages = {frozenset(worker): worker for worker in specs_per_worker}.values()
+    return layer_splits(
+        specs_per_worker,
+        _buckets(specs, rules),
+        chunked_prefill_size=chunked_prefill_size,
+        order=order,
+    )
 
-    def cost(split: Sequence[Sequence[str]]) -> int:
-        """Return the bytes of a request of `max_len`, on the worst stage."""
-        num_pages = sum(
-            specs[names[0]].max_num_pages(
-                max_len, chunked_prefill_size=chunked_prefill_size
-            )
-            for names in split
-        )
-        return num_pages * max(_page_bytes(split, stage, order) for stage in stages)
 
-    splits = [
-        (len(split), cost(split), split) for split in _splits(specs, buckets, order)
-    ]
-    limit = min(each[1] for each in splits) * (100 + _SPARE_PERCENT)
-    affordable = [each for each in splits if each[1] * 100 <= limit]
-    _, _, best = min(affordable, key=lambda each: each[:2])
-    return tuple(_group(names, specs, specs[names[0]]) for names in best)
+def groups_of_split(
+    split: LayerSplit, specs_per_worker: Sequence[Mapping[str, AnyKVCacheSpec]]
+) -> tuple[KVCacheGroup, ...]:
+    """Return the groups of a split, each with the layers of all workers.
+
+    Args:
+        split: The split.
+        specs_per_worker: For each worker, the spec of each of its layers.
+    """
+    specs = {name: spec for worker in specs_per_worker for name, spec in worker.items()}
+    return tuple(_group(names, specs, specs[names[0]]) for names in split.groups)
 
 
 def groups_of_worker(
@@ -145,55 +171,6 @@ def _buckets(
         buckets.values(),
         key=lambda names: specs[names[0]].capabilities.rewind is not Rewind.ANY,
     )
-
-
-def _splits(
-    specs: Mapping[str, AnyKVCacheSpec],
-    buckets: Sequence[Sequence[str]],
-    order: BufferOrder,
-) -> Iterator[list[Sequence[str]]]:
-    """Yield the ways to split buckets into groups that are as alike as possible.
-
-    For every weight that a group can have, each bucket is split as little as it takes
-    to stay within that weight.
-    """
-    # With layers outermost, groups are alike if they have as many layers.
-    columns = order == "layers_outermost"
-    weights = [
-        [1 if columns else specs[name].page_bytes for name in bucket]
-        for bucket in buckets
-    ]
-    # A single bucket is never better split.
-    most = [len(bucket) if len(buckets) > 1 else 1 for bucket in buckets]
-    heaviest = [
-        [max(sum(bucket[i::n]) for i in range(n)) for n in range(1, num + 1)]
-        for bucket, num in zip(weights, most, strict=True)
-    ]
-    limits = sorted({each for bucket in heaviest for each in bucket})
-    seen: set[tuple[int, ...]] = set()
-    for limit in limits:
-        if any(min(bucket) > limit for bucket in heaviest):
-            continue
-        counts = tuple(
-            next(n for n, each in enumerate(bucket, 1) if each <= limit)
-            for bucket in heaviest
-        )
-        if counts not in seen:
-            seen.add(counts)
-            yield [
-                bucket[i::n]
-                for bucket, n in zip(buckets, counts, strict=True)
-                for i in range(n)
-            ]
-
-
-def _page_bytes(
-    split: Sequence[Sequence[str]],
-    specs: Mapping[str, AnyKVCacheSpec],
-    order: BufferOrder,
-) -> int:
-    sizes = [[specs[n].page_bytes for n in names if n in specs] for names in split]
-    return page_bytes_of_sizes(sizes, order)
 
 
 def _group(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from ..errors import ConfigError
+from .attention_heads import has_no_heads
+from .layer_cache import LayerCaches
 from .model_config import ModelConfig
+from .window_rules import WindowRule, window_rule
 
-LayerCache: TypeAlias = Literal["full", "sliding", "chunked", "state"]
-"""What a layer keeps: all tokens, a window, a chunk, or a state."""
-
-LayerCaches: TypeAlias = tuple[LayerCache, ...]
+_BY_HEAD: Final = frozenset({"full", "sliding", "chunked"})
+"""The caches that keep K and V by head."""
 
 _BY_TYPE: Final[Mapping[str, LayerCaches]] = MappingProxyType(
     {
@@ -45,18 +46,101 @@ def layer_caches(config: ModelConfig) -> list[LayerCaches]:
         config: The model's config.
 
     Raises:
-        ConfigError: The config says of a layer what no spec describes, or says it of
-            more or fewer layers than there are.
+        ConfigError: The config says of a layer what no spec describes, says it of more
+            or fewer layers than there are, or lets layers read what none keeps.
     """
     num_layers = config.num_hidden_layers
-    caches = _listed(config) or _hybrid(config) or _windowed(config)
+    listed = _listed(config)
+    caches = _hybrid(config) if listed is None else listed
+    if caches is None:
+        caches = [_BY_TYPE["full_attention"]] * num_layers
     if len(caches) != num_layers:
         raise ConfigError(
             f"num_hidden_layers is {num_layers}, got the types of {len(caches)} layers"
         )
-    # The last layers of some models read K and V of earlier ones.
-    num_own = max(0, num_layers - config.num_kv_shared_layers)
-    return [*caches[:num_own], *[()] * (num_layers - num_own)]
+    rule = window_rule(config.model_type)
+    if not rule.by_layer_types or listed is None:
+        caches = [_by_rule(config, rule, i, each) for i, each in enumerate(caches)]
+    if rule.last_is_full and caches[-1] == ("sliding",):
+        caches[-1] = ("full",)
+    if not config.sliding_window and any("sliding" in each for each in caches):
+        got = "none" if config.sliding_window is None else 0
+        raise ConfigError(
+            f"sliding_window must be >= 1 where layers have a window, got {got}"
+        )
+    owners: list[LayerCaches] = [
+        () if set(each) & _BY_HEAD and has_no_heads(config, i) else each
+        for i, each in enumerate(caches)
+    ]
+    owners = _without_borrowers(config, owners)
+    if not any(owners):
+        raise ConfigError("the model must keep something, got no layer with a cache")
+    return owners
+
+
+def mtp_layer_caches(config: ModelConfig) -> list[LayerCaches]:
+    """Return which caches each of a model's own layers for MTP has.
+
+    They attend to all tokens, unless the config says otherwise.
+
+    Args:
+        config: The model's config.
+
+    Raises:
+        ConfigError: The config says of one what no spec describes, or names the types
+            of more or fewer than there are.
+    """
+    if config.mtp_layer_types is not None:
+        caches = [
+            _look_up(_BY_TYPE, "mtp_layer_types", each)
+            for each in config.mtp_layer_types
+        ]
+    elif config.mtp_hybrid_override_pattern is not None:
+        # One step of prediction has several layers here, such as "*E".
+        step = [
+            _look_up(_BY_LETTER, "mtp_hybrid_override_pattern", letter)
+            for letter in config.mtp_hybrid_override_pattern
+        ]
+        return step * config.num_mtp_layers
+    else:
+        caches = [_BY_TYPE["full_attention"]] * config.num_mtp_layers
+    if len(caches) != config.num_mtp_layers:
+        raise ConfigError(
+            f"mtp_layer_types must name each of the {config.num_mtp_layers} layers, "
+            f"got {len(caches)}"
+        )
+    return caches
+
+
+def _by_rule(
+    config: ModelConfig, rule: WindowRule, layer: int, caches: LayerCaches
+) -> LayerCaches:
+    """Return the caches of a layer whose window the family's own rule decides."""
+    if not set(caches) & _BY_HEAD:
+        return caches
+    others: LayerCaches = tuple(each for each in caches if each not in _BY_HEAD)
+    size = config.attention_chunk_size
+    if rule.reads_chunks and size is not None and config.has_rope(layer):
+        return "chunked", *others
+    if config.sliding_window is not None and rule.has_window(config, layer):
+        return "sliding", *others
+    return "full", *others
+
+
+def _without_borrowers(
+    config: ModelConfig, caches: Sequence[LayerCaches]
+) -> list[LayerCaches]:
+    """Return the caches without those of the last layers that read earlier ones'."""
+    num_shared = config.num_kv_shared_layers
+    num_own = max(0, len(caches) - num_shared)
+    unread = sorted({*caches[num_own:]} - {*caches[:num_own]} - {()})
+    if unread:
+        kinds = ", ".join("/".join(each) for each in unread)
+        raise ConfigError(
+            f"num_kv_shared_layers is {num_shared} of {len(caches)} layers, which "
+            f"leaves none with a cache to share for those with {kinds} attention"
+        )
+    return [*caches[:num_own], *[()] * (len(caches) - num_own)]
 
 
 def _listed(config: ModelConfig) -> list[LayerCaches] | None:
@@ -101,30 +185,6 @@ def _hybrid(config: ModelConfig) -> list[LayerCaches] | None:
     if with_attention is None:
         return None
     return [("full",) if i in with_attention else ("state",) for i in layers]
-
-
-def _windowed(config: ModelConfig) -> list[LayerCaches]:
-    """Return the caches of a model whose layers all have attention."""
-    layers = range(config.num_hidden_layers)
-    if config.attention_chunk_size:
-        # Layers without rope attend to everything.
-        interval = config.no_rope_layer_interval
-        rope = config.no_rope_layers or [(i + 1) % interval for i in layers]
-        return [("chunked",) if each else ("full",) for each in rope]
-    if not config.sliding_window or not config.use_sliding_window:
-        return [("full",)] * len(layers)
-    pattern = config.sliding_window_pattern
-    if (
-        isinstance(pattern, str) and pattern
-    ):  # such as "LLLG": local, local, local, global
-        return [
-            ("full",) if pattern[i % len(pattern)] == "G" else ("sliding",)
-            for i in layers
-        ]
-    if pattern:
-        return [("sliding",) if (i + 1) % pattern else ("full",) for i in layers]
-    first = config.max_window_layers
-    return [("sliding",) if i >= first else ("full",) for i in layers]
 
 
 def _look_up(table: Mapping[str, LayerCaches], field: str, name: str) -> LayerCaches:

@@ -9,15 +9,17 @@ import msgspec
 
 from ..errors import ConfigError
 from .family_defaults import family_defaults
+from .family_fields import without_unread
 from .field_names import by_usual_names
+from .kv_quantisation import QuantisedKV, quantised_kv
 from .model_dtype import compute_dtype, plain_dtype
 from .model_families import check_family
+
+_MAX_NUM_LAYERS: Final = 1000
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Sizes: TypeAlias = tuple[_Size, ...]
-
-_MAX_NUM_LAYERS: Final = 1000
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
 """Where models that also read images keep the part that has the cache."""
@@ -57,6 +59,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str = ""
     dtype: str | None = None
     compute_dtype: str | None = None
+    quantised_kv: QuantisedKV | None = None
     is_encoder_decoder: bool = False
     max_position_embeddings: _Count | None = None
     hidden_size: _Size | None = None
@@ -86,6 +89,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_chunk_size: _Count | None = None
     no_rope_layers: _Sizes = ()
     no_rope_layer_interval: _Count = 4
+    # A model's own layers for multi-token prediction (MTP).
+    num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUM_LAYERS)] = 0
+    mtp_layer_types: tuple[str, ...] | None = None
+    mtp_hybrid_override_pattern: str | None = None
     # Which layers are what.
     layer_types: tuple[str, ...] | None = None
     hybrid_override_pattern: str | None = None
@@ -125,22 +132,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: It is no decoder's, its family is not known, a field is missing
                 or of a wrong type, or no spec describes its caches.
         """
-        fields = _fields(_content(config))
+        content = _content(config)
+        fields = _fields(content)
         check_family(fields, assume_dense=assume_dense)
         fields["dtype"] = plain_dtype(fields.get("dtype"))
         fields["compute_dtype"] = compute_dtype(fields)
+        fields["quantised_kv"] = quantised_kv({**content, **fields})
+        fields = without_unread(fields)
         defaults = family_defaults(str(fields.get("model_type")))
         fields = {
             name: value
             for name, value in {**defaults, **fields}.items()
             if value is not None and value != "auto"
         }
-        layers = fields.get("layer_types") or fields.get("hybrid_override_pattern")
+        layers = fields.get("layer_types", fields.get("hybrid_override_pattern"))
         if isinstance(layers, list | tuple | str):
             fields.setdefault("num_hidden_layers", len(cast("str", layers)))
         try:
             read = msgspec.convert(fields, cls)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, OverflowError) as error:
             raise ConfigError(f"config: {error}") from error
         if not 1 <= read.num_hidden_layers <= _MAX_NUM_LAYERS:
             raise ConfigError(
@@ -148,6 +158,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{read.num_hidden_layers}"
             )
         return read
+
+    def has_rope(self, layer: int) -> bool:
+        """Tell whether a layer rotates its queries and keys.
+
+        Args:
+            layer: Layer, from 0.
+
+        Raises:
+            ConfigError: `no_rope_layers` names fewer layers than there are.
+        """
+        if not self.no_rope_layers:  # an empty list is written for the usual pattern
+            return (layer + 1) % self.no_rope_layer_interval != 0
+        if len(self.no_rope_layers) != self.num_hidden_layers:
+            raise ConfigError(
+                f"num_hidden_layers is {self.num_hidden_layers}, got the types of "
+                f"{len(self.no_rope_layers)} layers in no_rope_layers"
+            )
+        return bool(self.no_rope_layers[layer])
 
 
 def _content(config: Mapping[str, Any] | ConfigObject) -> Mapping[str, Any]:
@@ -175,7 +203,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = by_usual_names(text)
     # Of the whole model, only what its text part leaves out.
     whole = {
-        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        "dtype": config.get("dtype", config.get("torch_dtype")),
         "is_encoder_decoder": config.get("is_encoder_decoder"),
         "model_type": config.get("model_type"),
         "quantization_config": config.get("quantization_config"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from ..errors import ConfigError
+from .kv_quantisation import QuantisedKV
 
 _COMPUTE_DTYPES: Final = ("float32", "float16", "bfloat16")
 """What models compute K and V in; their weights may be in fewer bits."""
@@ -48,13 +49,20 @@ def compute_dtype(fields: Mapping[str, Any]) -> str | None:
     return next((str(dtype) for dtype in plain if dtype in _COMPUTE_DTYPES), None)
 
 
-def kv_dtype(given: object, computed: str | None, weights: str | None) -> str:
+def kv_dtype(
+    given: object,
+    computed: str | None,
+    weights: str | None,
+    quantised: QuantisedKV | None = None,
+) -> str:
     """Return the dtype of K and V.
 
     Args:
         given: What the caller wants, its torch name or torch's own; None, as computed.
         computed: What the model computes in; None, if unknown.
         weights: What the config calls its dtype, for the message.
+        quantised: How the checkpoint wants K and V to be kept; None, if it does not
+            say.
 
     Raises:
         ConfigError: K and V cannot be stored as it, or nobody says it.
@@ -65,6 +73,13 @@ def kv_dtype(given: object, computed: str | None, weights: str | None) -> str:
     """
     allowed = ", ".join(_KV_DTYPES)
     if given is None:
+        if quantised is not None:
+            if quantised.dtype is None:
+                raise ConfigError(
+                    f"dtype (--dtype) of K and V must be given as one of {allowed}: "
+                    f"{quantised.field} of the config is {quantised.value}"
+                )
+            return quantised.dtype
         if computed is None:
             raise ConfigError(
                 f"dtype (--dtype) of K and V must be given as one of {allowed}: the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,8 +12,11 @@ _KNOWN: Final = frozenset(
     [
         "RefinedWeb",
         "RefinedWebModel",
+        "afmoe",
         "apertus",
+        "apertus1p5_text",
         "arcee",
+        "aria_text",
         "baichuan",
         "bailing_moe",
         "bamba",
@@ -21,24 +25,32 @@ _KNOWN: Final = frozenset(
         "codegen",
         "cohere",
         "cohere2",
+        "cohere2_moe",
+        "cwm",
         "dbrx",
         "deepseek",
         "deepseek_v2",
         "deepseek_v3",
         "deepseek_v32",
+        "diffllama",
+        "doge",
         "dots1",
         "ernie4_5",
         "ernie4_5_moe",
         "exaone",
         "exaone4",
+        "exaone_moe",
         "falcon",
         "falcon_h1",
         "falcon_mamba",
+        "flex_olmo",
+        "flint",
         "gemma",
         "gemma2",
         "gemma3_text",
         "gemma3n_text",
         "gemma4_text",
+        "gemma4_unified_text",
         "glm",
         "glm4",
         "glm4_moe",
@@ -50,7 +62,9 @@ _KNOWN: Final = frozenset(
         "gpt_oss",
         "gptj",
         "granite",
+        "granite_swa",
         "granitemoe",
+        "granitemoe_swa",
         "granitemoehybrid",
         "granitemoeshared",
         "helium",
@@ -58,17 +72,24 @@ _KNOWN: Final = frozenset(
         "hunyuan",
         "hunyuan_v1_dense",
         "hunyuan_v1_moe",
+        "hy_v3",
+        "hyperclovax",
         "internlm2",
         "internlm3",
+        "jais2",
         "jamba",
+        "jetmoe",
         "kimi_k2",
         "kimi_linear",
+        "kolibri1",
+        "laguna",
         "lfm2",
         "lfm2_moe",
         "llama",
         "llama4_text",
         "mamba",
         "mamba2",
+        "mellum",
         "minicpm",
         "minicpm3",
         "minimax",
@@ -79,6 +100,7 @@ _KNOWN: Final = frozenset(
         "mistral",
         "mixtral",
         "mpt",
+        "nanochat",
         "nemotron",
         "nemotron_h",
         "olmo",
@@ -105,8 +127,10 @@ _KNOWN: Final = frozenset(
         "qwen3_next",
         "qwen3_vl_moe_text",
         "qwen3_vl_text",
+        "sarvam_moe",
         "seed_oss",
         "smollm3",
+        "solar_open",
         "stablelm",
         "starcoder2",
         "step3_text",
@@ -118,7 +142,22 @@ _KNOWN: Final = frozenset(
 """The families (`model_type`) whose fields are read for what they mean there."""
 
 _REFUSED: Final = frozenset(
-    ("deepseek_v4", "hymba", "longcat_flash", "plamo2", "rwkv", "xlstm", "zaya")
+    [
+        "deepseek_v4",
+        "hrm_text",
+        "hymba",
+        "inkling2_loop_text",
+        "inkling2_text",
+        "inkling_text",
+        "longcat_flash",
+        "mimo_v2_flash",
+        "minimax_m3_vl_text",
+        "plamo2",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zaya",
+    ]
 )
 """Families whose caches no spec describes: a plan would be wrong without a word."""
 
@@ -196,10 +235,22 @@ _REFUSED_FIELDS: Final = (
 _REFUSED_ABOVE_ONE: Final = ("cla_share_factor", "layer_group_size")
 """Such fields too; 1 means that nothing is shared."""
 
+_SHARES: Final = re.compile(r"(^|_)kv_.*(shar|reuse)|(shar|reuse).*_kv($|_)")
+"""How fields are called by which layers read K and V of others."""
+
+_UNDERSTOOD: Final = frozenset({"num_kv_shared_layers", "kv_sharing_modes"})
+"""Such fields that are read, or that follow from one that is."""
+
+_NOTHING: Final[tuple[object, ...]] = (None, False, 0, 1, [], (), {}, "")
+"""Values of such fields by which nothing is shared."""
+
 _MIXED: Final = frozenset(
     [
+        "bailing_hybrid",
         "granitemoehybrid",
         "kimi_linear",
+        "lara_mini",
+        "lfm3",
         "minimax",
         "minimax_text_01",
         "nemotron_h",
@@ -218,6 +269,15 @@ _LAYER_FIELDS: Final = (
     "linear_attn_config",
 )
 """The fields that name the type of each layer."""
+
+
+def is_known(family: str) -> bool:
+    """Tell whether it is known what the fields of a family mean.
+
+    Args:
+        family: The `model_type` of a config.
+    """
+    return family in _KNOWN
 
 
 def check_family(fields: Mapping[str, Any], *, assume_dense: bool) -> None:
@@ -264,5 +324,10 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             continue  # says how layers would share, if they did
         if value and value != 1:
             refused.append(name)
+    refused += [
+        name
+        for name, value in fields.items()
+        if _SHARES.search(name) and name not in _UNDERSTOOD and value not in _NOTHING
+    ]
     if refused:
         raise ConfigError(f"no spec describes the caches of a model with {refused[0]}")

@@ -14,7 +14,8 @@ from .attention_specs import (
     FullAttentionSpec,
     SlidingWindowSpec,
 )
-from .layer_caches import LayerCache, layer_caches
+from .layer_cache import LayerCache
+from .layer_caches import layer_caches, mtp_layer_caches
 from .mamba_spec import MambaSpec
 from .mla_spec import MLASpec
 from .model_config import ConfigObject, ModelConfig
@@ -32,6 +33,7 @@ def specs_from_model_config(
     dtype: str | None = None,
     checkpoint_size: int | None = None,
     assume_dense: bool = False,
+    include_mtp: bool = False,
 ) -> dict[str, AnyKVCacheSpec]:
     """Return the spec of each layer of a Hugging Face model on one rank.
 
@@ -39,6 +41,7 @@ def specs_from_model_config(
     windows or local chunks, and mixes with states: Mamba, Mamba-2, gated delta
     networks, KDA, lightning attention, short convolutions. A layer is named
     "layers.N.attention" or "layers.N.state"; a layer that keeps nothing is left out.
+    A window counts only in a family whose code uses it, whatever its config carries.
 
     A `model_type` that is not known is refused, since its fields may mean something
     else there. A config without one is taken at its word.
@@ -53,6 +56,8 @@ def specs_from_model_config(
         checkpoint_size: Tokens between the states that are kept for reuse; None keeps
             none.
         assume_dense: Read a family that is not known as its fields say.
+        include_mtp: Count the layers of the model's own heads for multi-token
+            prediction too, as "mtp.N.attention", numbered on from the others.
 
     Raises:
         ConfigError: The config is no decoder's, its family is not known, it lacks a
@@ -71,7 +76,7 @@ def specs_from_model_config(
         (32, 4)
     """
     read = ModelConfig.read(config, assume_dense=assume_dense)
-    dtype = kv_dtype(dtype, read.compute_dtype, read.dtype)
+    dtype = kv_dtype(dtype, read.compute_dtype, read.dtype, read.quantised_kv)
     layout = _Layout(
         config=read,
         page_size=as_size("page_size", page_size),
@@ -79,13 +84,36 @@ def specs_from_model_config(
         dtype=dtype,
         checkpoint_size=checkpoint_size,
     )
+    caches = [("layers", each) for each in layer_caches(read)]
+    if include_mtp:
+        caches += [("mtp", each) for each in mtp_layer_caches(read)]
     return {
-        f"layers.{layer}.{'state' if cache == 'state' else 'attention'}": (
+        f"{part}.{layer}.{'state' if cache == 'state' else 'attention'}": (
             layout.spec(layer, cache)
         )
-        for layer, caches in enumerate(layer_caches(read))
-        for cache in caches
+        for layer, (part, each) in enumerate(caches)
+        for cache in each
     }
+
+
+def num_mtp_layers(config: Mapping[str, Any] | ConfigObject) -> int:
+    """Return how many layers for multi-token prediction (MTP) keep something.
+
+    `specs_from_model_config` counts them only with `include_mtp`: an engine that does
+    not draft with them keeps nothing of them.
+
+    Args:
+        config: The content of the model's `config.json`, or its config of transformers.
+
+    Raises:
+        ConfigError: The config is no decoder's, or lacks a field.
+
+    Example:
+        >>> num_mtp_layers({"num_hidden_layers": 61, "num_nextn_predict_layers": 1})
+        1
+    """
+    read = ModelConfig.read(config, assume_dense=True)
+    return sum(1 for caches in mtp_layer_caches(read) if caches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +131,7 @@ class _Layout:
         if cache == "state":
             return self._state()
         config = self.config
-        if config.kv_lora_rank:
+        if config.kv_lora_rank is not None:
             if cache != "full":
                 raise ConfigError(f"no spec describes {cache} latent attention")
             return MLASpec(
@@ -122,14 +150,17 @@ class _Layout:
                 "num_key_value_heads", num_kv_heads, self.tensor_parallel_size
             ),
             "head_dim": head_dim,
-            "v_head_dim": config.v_head_dim or 0,
+            "v_head_dim": head_dim
+            if config.v_head_dim is None
+            else as_size("v_head_dim", config.v_head_dim),
             "dtype": self.dtype,
         }
         if cache == "sliding":
-            return SlidingWindowSpec(window_size=config.sliding_window or 0, **heads)
+            window = _given("sliding_window", config.sliding_window)
+            return SlidingWindowSpec(window_size=window, **heads)
         if cache == "chunked":
-            chunk_size = config.attention_chunk_size or 0
-            return ChunkedLocalAttentionSpec(chunk_size=chunk_size, **heads)
+            chunk = _given("attention_chunk_size", config.attention_chunk_size)
+            return ChunkedLocalAttentionSpec(chunk_size=chunk, **heads)
         return FullAttentionSpec(**heads)
 
     def _state(self) -> MambaSpec:
@@ -146,3 +177,9 @@ class _Layout:
             dtypes=tuple(dtype for shape, dtype in arrays if shape is not None),
             checkpoint_size=self.checkpoint_size,
         )
+
+
+def _given(name: str, value: int | None) -> int:
+    if value is None:
+        raise ConfigError(f"{name} must be given where layers use it, got none")
+    return value

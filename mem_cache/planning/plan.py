@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..errors import ConfigError
+from ..errors import ConfigError, KVCacheMemoryError
 from .buffer_layout import buffer_page_bytes, make_kv_cache_config
-from .grouping import GroupingRule, group_layers, groups_of_worker
+from .grouping import (
+    GroupingRule,
+    groups_of_split,
+    groups_of_worker,
+    split_layers,
+)
 from .kv_cache_config import BufferOrder, KVCacheConfig
 from .kv_cache_spec import CHUNKED_PREFILL_SIZE, KVCacheSpec
 from .request_pages import check_enough_kv_cache_memory
@@ -45,7 +50,8 @@ def plan_kv_cache(
         The config of each worker.
 
     Raises:
-        KVCacheMemoryError: A worker cannot hold one request of `max_len`.
+        KVCacheMemoryError: A worker cannot hold one request of `max_len`; the error
+            says which length could be planned.
         SpecConflictError: Two workers differ on a layer, or share only some layers.
         UnknownSpecError: A spec has no rule.
         ConfigError: There is no layer, page sizes differ, something is no spec, or an
@@ -68,26 +74,36 @@ def plan_kv_cache(
             "available_bytes_per_worker must have one number a worker, got "
             f"{len(memory)} for {len(workers)} workers"
         )
-    groups = group_layers(
-        workers,
-        max_len=max_len,
-        chunked_prefill_size=chunked_prefill_size,
-        order=order,
-        rules=rules,
+    splits = split_layers(
+        workers, chunked_prefill_size=chunked_prefill_size, order=order, rules=rules
     )
+    groups = groups_of_split(splits.best(max_len), workers)
     per_worker = [groups_of_worker(groups, specs) for specs in workers]
     num_pages = _MOST_PAGES
+    refusals: list[KVCacheMemoryError] = []
     for own, available_bytes in zip(per_worker, memory, strict=True):
-        check_enough_kv_cache_memory(
-            own,
-            available_bytes,
-            max_len=max_len,
-            chunked_prefill_size=chunked_prefill_size,
-            order=order,
-        )
+        try:
+            check_enough_kv_cache_memory(
+                own,
+                available_bytes,
+                max_len=max_len,
+                chunked_prefill_size=chunked_prefill_size,
+                order=order,
+            )
+        except KVCacheMemoryError as error:
+            refusals.append(error)
         page_bytes = buffer_page_bytes(own, order)
         if page_bytes:  # a stage without such layers takes any number of pages
             num_pages = min(num_pages, available_bytes // page_bytes - 1)
+    if refusals:
+        # What fits depends on all workers, and on how layers are grouped then.
+        worst = min(refusals, key=lambda error: error.longest_len)
+        raise KVCacheMemoryError(
+            worst.needed_bytes,
+            worst.available_bytes,
+            max_len,
+            splits.longest_len(memory, max_len),
+        )
     return [
         make_kv_cache_config(own, num_pages=num_pages, order=order)
         for own in per_worker

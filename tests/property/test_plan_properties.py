@@ -290,3 +290,68 @@ def test_o_a_refusal_names_the_longest_request_that_would_fit(
         <= memory
     ]
     assert max(fits, default=0) == error.value.longest_len < question.max_len
+
+
+@dataclass(frozen=True)
+class TightQuestion(Question):
+    """Workers that may be too small, and how long a request may be."""
+
+    def fits(self, length: int) -> bool:
+        """Tell whether a request of a length can be planned."""
+        try:
+            replace(self, max_len=length).plan()
+        except KVCacheMemoryError:
+            return False
+        return True
+
+
+@st.composite
+def tight_questions(draw: st.DrawFn, longest: int) -> TightQuestion:
+    """Draw workers whose memory is near to what a request needs."""
+    specs = draw(workers())
+    question = TightQuestion(
+        specs=specs,
+        memories=[2**45] * len(specs),
+        max_len=draw(st.integers(1, longest)),
+        step_size=draw(st.sampled_from([1, 7, 64])),
+        order=draw(st.sampled_from(ORDERS)),
+    )
+    plenty = question.plan()
+    num_pages = 1 + num_pages_of_request(
+        plenty[0].groups, question.max_len, chunked_prefill_size=question.step_size
+    )
+    shares = st.floats(0, 1.05)
+    return replace(
+        question,
+        memories=[int(c.page_bytes * num_pages * draw(shares)) for c in plenty],
+    )
+
+
+@given(question=tight_questions(longest=60))
+def test_b162_b164_the_advice_is_the_longest_request_that_a_plan_accepts(
+    question: TightQuestion,
+) -> None:
+    fits = [n for n in range(1, question.max_len + 1) if question.fits(n)]
+
+    if question.max_len in fits:
+        question.plan()
+        return
+    with pytest.raises(KVCacheMemoryError) as error:
+        question.plan()
+
+    assert max(fits, default=0) == error.value.longest_len
+
+
+@given(question=tight_questions(longest=2**31 - 1))
+def test_b162_b164_the_advised_length_plans_and_one_more_does_not(
+    question: TightQuestion,
+) -> None:
+    try:
+        question.plan()
+    except KVCacheMemoryError as error:
+        advised = error.longest_len
+    else:
+        return
+
+    assert advised == 0 or question.fits(advised)
+    assert not question.fits(advised + 1)

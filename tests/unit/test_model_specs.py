@@ -554,6 +554,9 @@ def test_an_option_out_of_range_is_refused(
 FIELDS = sorted(
     {name for model in MODELS for name in config_of(model) if name != "text_config"}
     | {"attn_type_list", "conv_L_cache", "global_head_dim", "per_layer_config"}
+    | {"no_rope_layers", "sliding_window_pattern", "num_kv_shared_layers", "use_mla"}
+    | {"num_nextn_predict_layers", "mtp_layer_types", "mtp_hybrid_override_pattern"}
+    | {"quantization_config", "kv_cache_dtype", "kv_share_layers", "multi_query"}
 )
 VALUES = st.recursive(
     st.none()
@@ -573,14 +576,20 @@ VALUES = st.recursive(
     model=st.sampled_from(MODELS),
     changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
     ranks=st.integers(1, 8),
+    dtype=st.sampled_from(["float16", None]),
+    include_mtp=st.booleans(),
 )
 def test_any_config_is_read_or_refused(
-    model: str, changes: dict[str, object], ranks: int
+    model: str,
+    changes: dict[str, object],
+    ranks: int,
+    dtype: str | None,
+    include_mtp: bool,
 ) -> None:
     config = {**config_of(model), **changes}
     try:
         specs = specs_from_model_config(
-            config, dtype="float16", tensor_parallel_size=ranks
+            config, dtype=dtype, tensor_parallel_size=ranks, include_mtp=include_mtp
         )
     except ConfigError:
         return

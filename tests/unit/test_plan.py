@@ -278,6 +278,50 @@ def test_s3_7_memory_for_no_token_at_all_says_so() -> None:
         plan_kv_cache([layers(FULL, 0)], [0], max_len=80)
 
 
+def b162_stages() -> list[dict[str, AnyKVCacheSpec]]:
+    spec = FullAttentionSpec(
+        page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16"
+    )
+    return [layers(spec, 0), layers(spec, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_b162_the_advice_is_that_of_the_worst_stage(order: tuple[int, int]) -> None:
+    stages = [b162_stages()[i] for i in order]
+
+    with pytest.raises(KVCacheMemoryError, match="at most 656 tokens fit") as error:
+        plan_kv_cache(stages, [2**20] * 2, max_len=2**20)
+
+    # The three layers: 24,576 bytes a page, 65,536 pages and page 0.
+    assert 65537 * 24576 == error.value.needed_bytes
+    plan_kv_cache(stages, [2**20] * 2, max_len=656)
+    with pytest.raises(KVCacheMemoryError):
+        plan_kv_cache(stages, [2**20] * 2, max_len=657)
+
+
+def test_b164_the_advice_knows_that_a_shorter_request_is_grouped_otherwise() -> None:
+    heads: dict[str, Any] = {
+        "page_size": 64,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
+    full, window = (
+        FullAttentionSpec(**heads),
+        SlidingWindowSpec(window_size=256, **heads),
+    )
+    specs = {f"layers.{i}": full if i % 6 == 5 else window for i in range(13)}
+
+    def plan(max_len: int) -> None:
+        plan_kv_cache([specs], [17_315_520], max_len=max_len)
+
+    with pytest.raises(KVCacheMemoryError, match="at most 3840 tokens fit"):
+        plan(2**20)
+    plan(3840)
+    with pytest.raises(KVCacheMemoryError, match="at most 3840 tokens fit"):
+        plan(3841)
+
+
 def test_s3_7_the_check_is_a_step_of_its_own() -> None:
     groups = group_layers([layers(FULL, 0)], max_len=80)
 

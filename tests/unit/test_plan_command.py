@@ -120,6 +120,29 @@ def test_a_draft_model_shares_the_pages(
     assert [0.0] == [report.padding_percent for report in answer.reports]
 
 
+def test_b162_the_length_that_is_said_to_fit_does_with_stages_and_a_draft_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {"num_attention_heads": 2, "head_dim": 64, "dtype": "bfloat16"}
+    for name, num_layers in (("model", 4), ("draft", 2)):
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(
+            msgspec.json.encode({"num_hidden_layers": num_layers, **sizes})
+        )
+    asked = [
+        *["--model-config", str(tmp_path / "model.json"), "--gpu-memory", "8MiB"],
+        *["--draft-model-config", str(tmp_path / "draft.json")],
+        *["--pipeline-parallel-size", "2", "--max-len"],
+    ]
+
+    _, _, err = run(monkeypatch, capsys, *asked, "90000")
+    fits, _, _ = run(monkeypatch, capsys, *asked, "4080")
+    too_long, _, _ = run(monkeypatch, capsys, *asked, "4081")
+
+    assert "at most 4080 tokens fit" in err
+    assert (0, 2) == (fits, too_long)
+
+
 def test_the_json_is_a_plan_that_a_worker_can_allocate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
