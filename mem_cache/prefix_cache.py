@@ -71,8 +71,12 @@ class PrefixCache(OpenObject):
     At every step boundary ``available + evictable + protected + held = total``, in
     whole pages, and every page has exactly one owner.
 
-    A cache has one owner thread: the first that admits a request. A call that it
-    refuses raises a `RadixKVError` and changes nothing.
+    A cache has one owner thread: the first that admits a request; when that has ended,
+    the next that calls. All methods refuse other threads with a `WrongThreadError`. The
+    properties, which are sizes and `version`, are safe: each is a number of the moment,
+    but two that are read one after the other need not belong together.
+
+    A call that a cache refuses raises a `RadixKVError` and changes nothing.
 
     Attributes:
         shares_prefixes: Whether requests of this kind of cache share what they compute.
@@ -179,6 +183,7 @@ class PrefixCache(OpenObject):
 
         Complexity: O(namespaces with a quota).
         """
+        self._check_thread()
         check_hashable("namespace", namespace)
         size = self.total_size
         if self._quotas is not None:
@@ -222,6 +227,7 @@ class PrefixCache(OpenObject):
         Complexity: O(namespaces in `reserved_sizes`, and those with a quota), one match
         of `tokens`, and O(nodes) that only `released` use.
         """
+        self._check_thread()
         array = as_tokens(tokens, self._virtual)
         max_len = as_length("max_len", max_len)
         longest = self.memory.max_context_len
@@ -744,6 +750,7 @@ class PrefixCache(OpenObject):
         """
         if self.watch is not None:
             return self.watch.call(self.check_integrity)
+        self._check_thread()
         check_cache(self.memory, self._tree, self._running)
         self._virtual.check_integrity()
         if self._retention is not None:
@@ -755,6 +762,7 @@ class PrefixCache(OpenObject):
 
     def stats(self) -> CacheStats:
         """Return the sizes and counters. Costs O(free pages)."""
+        self._check_thread()
         page_size = self.page_size
         hits = self._hits
         return CacheStats(
