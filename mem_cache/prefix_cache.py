@@ -41,6 +41,7 @@ from .request_kv import RequestKV
 from .retention import Retention
 from .room_forecast import Obstacle, RoomForecast
 from .running_requests import RunningRequests
+from .sent_messages import SentMessages
 from .sizes import (
     Flag,
     Integer,
@@ -117,6 +118,7 @@ class PrefixCache(OpenObject):
         self._running = RunningRequests(
             memory.allocator, memory.request_table, memory.max_context_len, self._hits
         )
+        self._sent = SentMessages()
         self._tree = tree
         self._quotas: Quotas | None = None
         self._retention: Retention | None = None
@@ -448,11 +450,17 @@ class PrefixCache(OpenObject):
         said of its own requests is lost, so they must be released.
 
         Args:
-            info: The last message; of several, the newest must be recalled first.
+            info: The newest message that was made and not recalled yet, as it was
+                returned or decoded; or the newest ones, merged.
+
+        Raises:
+            RequestStateError: It is no message, or another one; those that were made
+                later must be recalled before.
         """
         if self.watch is not None:
             return self.watch.call(self.recall, info)
         self._check_thread()
+        self._sent.take_back(info)
         self._running.forget_rows(info.forgotten_rows.tolist())
         self._copies.recall(info)
 
@@ -652,6 +660,10 @@ class PrefixCache(OpenObject):
     def reset(self) -> None:
         """Forget everything that is cached.
 
+        The eviction policy starts afresh, too: it is told of each page that goes, then
+        its method `reset` is called, if it has one, and a failure of it is forgotten.
+        Counters go on. A message that was made before can no longer be recalled.
+
         Afterwards any thread may become the owner.
 
         Raises:
@@ -667,6 +679,8 @@ class PrefixCache(OpenObject):
         self._tree.clear()
         if self._explainer is not None:
             self._explainer.clear()
+        self._restart_policy()
+        self._sent.newest.clear()
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
@@ -808,6 +822,9 @@ class PrefixCache(OpenObject):
         """Publish the full pages of a request that are computed."""
         raise NotImplementedError
 
+    def _restart_policy(self) -> None:  # noqa: B027 - most caches have none
+        """Let the eviction policy start afresh; nothing is cached any more."""
+
     def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
         if _get_ident() != self._owner:
@@ -837,7 +854,10 @@ class PrefixCache(OpenObject):
             self._take_back(self._quotas.make_room(num_pages, claims))
         pages = self._take(num_pages) if num_pages else b""
         info = running.hand_out(requests, lens, pages)
-        return self._copies.send_with(info, pages) if self._copies.pending else info
+        if self._copies.pending:
+            info = self._copies.send_with(info, pages)
+        self._sent.newest.append(info)
+        return info
 
     def _take_page(self, request: RequestKV) -> bytes:
         """Take one page for a request, as `_alloc` would."""

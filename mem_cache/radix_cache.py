@@ -10,7 +10,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from .eviction import make_eviction_index
+from .eviction import KeyedIndex, make_eviction_index
 from .eviction_policies import EvictionPolicy
 from .explainer import Explainer
 from .lessons import teach
@@ -99,6 +99,7 @@ class RadixCache(PrefixCache):
         index = make_eviction_index(policy, level=marks.level if marks else None)
         tree = RadixTree(memory.page_size * TOKEN_BYTES, index)
         teach(index, tree)
+        self._policy_index = index
         retention = Retention(
             tree, memory.allocator, retention_share, SteadyClock(clock)
         )
@@ -282,6 +283,18 @@ class RadixCache(PrefixCache):
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
         )
+
+    def _restart_policy(self) -> None:
+        self._tree.index.forgive()
+        index = self._policy_index
+        if not isinstance(index, KeyedIndex):
+            return
+        reset = getattr(index.policy, "reset", None)
+        if callable(reset):
+            try:
+                reset()
+            except Exception as error:  # whatever the caller's code raises
+                index.fail(error)
 
     def _publish(
         self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None

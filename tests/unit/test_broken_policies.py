@@ -124,3 +124,85 @@ def test_keys_without_an_order_are_noticed_when_a_leaf_is_not_where_it_was() -> 
     assert law(cache) == (40, 40, 0, 0)
     cache.reset()
     assert law(cache) == (80, 0, 0, 0)
+
+
+def make_with(rooms: str, policy: EvictionPolicy) -> RadixCache:
+    """Make a cache whose order goes through other indexes than the policy's own."""
+    cache = make_cache(num_pages=20, policy=policy)
+    if "quota" in rooms:
+        cache.set_quota("tenant", ceiling_size=64)
+    if "retained" in rooms:
+        serve(cache, 100)
+        cache.retain(span(100, 107))
+    if "stale" in rooms:
+        cache.bump_epoch("other")
+    return cache
+
+
+@pytest.mark.parametrize("rooms", ["", "quota", "retained", "stale", "quota retained"])
+@pytest.mark.parametrize("policy", [FailsOnce, DoesNotOrder])
+def test_a_reset_forgets_that_the_policy_failed(
+    policy: type[EvictionPolicy], rooms: str
+) -> None:
+    cache = make_with(rooms, policy())
+    for first in (10, 20, 30, 40, 20):
+        serve(cache, first)
+    with pytest.raises(PolicyError):
+        cache.evict(4)
+
+    cache.reset()
+
+    serve(cache, 10)
+    assert 4 == cache.evict(4)
+    assert 1 == len(cache.eviction_order(9))
+    cache.check_integrity()
+
+
+class Counts:
+    """Learns something, and fails when it is told that something was evicted."""
+
+    def __init__(self) -> None:
+        self.num_published = 0
+        self.num_resets = 0
+        self.may_reset = True
+
+    def key(self, node: RadixNode) -> int:
+        return 0
+
+    def published(self, node: RadixNode, start: int) -> None:
+        self.num_published += 1
+
+    def evicted(self, node: RadixNode, key: bytes, pages: bytes) -> None:
+        raise KeyError("evicted")
+
+    def reset(self) -> None:
+        self.num_resets += 1
+        self.num_published = 0
+        if not self.may_reset:
+            raise KeyError("reset")
+
+
+def test_a_reset_tells_the_policy_to_forget_what_it_learned() -> None:
+    policy = Counts()
+    cache = make_cache(policy=policy)
+    serve(cache, 10)
+    assert 1 == policy.num_published
+
+    cache.reset()  # the failure of `evicted` comes before, and is forgotten
+
+    assert (0, 1) == (policy.num_published, policy.num_resets)
+    serve(cache, 10)
+    assert 4 == cache.evict(4)
+
+
+def test_a_policy_that_fails_to_reset_evicts_nothing() -> None:
+    policy = Counts()
+    policy.may_reset = False
+    cache = make_cache(policy=policy)
+    cache.reset()
+    serve(cache, 10)
+
+    with pytest.raises(PolicyError) as caught:
+        cache.evict(4)
+    assert "reset" in str(caught.value.__cause__)
+    assert law(cache) == (56, 8, 0, 0)

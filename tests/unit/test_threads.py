@@ -1,4 +1,4 @@
-"""Calls from a second thread: each public one is refused, or safe, as its entry says."""
+"""Calls from a second thread: each is refused or safe, as its entry here says."""
 
 from __future__ import annotations
 
