@@ -49,7 +49,7 @@ class EvictionIndex:
             PolicyError: The policy failed.
         """
 
-    def forgive(self) -> None:  # noqa: B027 - not every index can fail
+    def forgive(self) -> None:
         """Forget failures: nothing is left of the nodes whose keys they concern."""
 
     @abstractmethod

@@ -796,6 +796,7 @@ class PrefixCache(OpenObject):
             num_missed_unpublished_tokens=hits.num_missed_unpublished_tokens,
             num_missed_other_epoch_tokens=hits.num_missed_other_epoch_tokens,
             num_missed_other_namespace_tokens=hits.num_missed_other_namespace_tokens,
+            num_missed_forgotten_tokens=hits.num_missed_forgotten_tokens,
             num_missed_cold_tokens=hits.num_missed_cold_tokens,
             num_missed_unaligned_tokens=hits.num_missed_unaligned_tokens,
             num_resumed_cached_tokens=hits.num_resumed_cached_tokens,
@@ -822,7 +823,7 @@ class PrefixCache(OpenObject):
         """Publish the full pages of a request that are computed."""
         raise NotImplementedError
 
-    def _restart_policy(self) -> None:  # noqa: B027 - most caches have none
+    def _restart_policy(self) -> None:
         """Let the eviction policy start afresh; nothing is cached any more."""
 
     def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:

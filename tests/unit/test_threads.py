@@ -235,17 +235,17 @@ def test_a_picture_is_refused_to_another_thread_but_may_be_shown_by_it() -> None
 def test_shared_counters_are_read_by_a_thread_as_by_a_process() -> None:
     with SharedCounters.create() as counters:
         busy = BusyCache(RadixCache, counters=counters)
-        with SharedCounters.attach(counters.name) as reader:
-            with owner_at_work(busy.serve):
-                for _ in range(NUM_ROUNDS * 10):
-                    values = reader.read()
-                    parts = values.available_size + values.evictable_size
-                    parts += values.protected_size + values.held_size
+        reader = SharedCounters.attach(counters.name)
+        with reader, owner_at_work(busy.serve):
+            for _ in range(NUM_ROUNDS * 10):
+                values = reader.read()
+                parts = values.available_size + values.evictable_size
+                parts += values.protected_size + values.held_size
 
-                    assert values.total_size == parts
-                    # What is refused must not write in its place.
-                    with pytest.raises(WrongThreadError):
-                        busy.cache.evict(4)
+                assert values.total_size == parts
+                # What is refused must not write in its place.
+                with pytest.raises(WrongThreadError):
+                    busy.cache.evict(4)
 
 
 def test_a_scheduler_refuses_another_thread_while_its_owner_works() -> None:
