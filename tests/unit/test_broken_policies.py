@@ -206,3 +206,46 @@ def test_a_policy_that_fails_to_reset_evicts_nothing() -> None:
         cache.evict(4)
     assert "reset" in str(caught.value.__cause__)
     assert law(cache) == (56, 8, 0, 0)
+
+
+class Notes:
+    """Takes down the last uses of the nodes that it is shown."""
+
+    def __init__(self) -> None:
+        self.used_nodes: list[list[int]] = []
+        self.last_uses: dict[str, list[int]] = {"key": [], "published": []}
+
+    def key(self, node: RadixNode) -> int:
+        self.last_uses["key"].append(node.last_use)
+        return 0
+
+    def used(self, nodes: list[RadixNode]) -> None:
+        self.used_nodes.append([node.last_use for node in nodes])
+
+    def published(self, node: RadixNode, start: int) -> None:
+        self.last_uses["published"].append(node.last_use)
+
+
+def test_a_policy_is_told_of_admissions_that_found_nothing() -> None:
+    policy = Notes()
+    serve(make_cache(policy=policy), 10, 50)
+
+    assert [[], []] == policy.used_nodes
+
+
+def test_the_last_use_is_0_until_the_first_release_and_no_key_sees_that() -> None:
+    policy = Notes()
+    cache = make_cache(policy=policy)
+    request = cache.admit(span(1, 9))
+    assert request is not None
+    compute(cache, request, 9)
+    cache.cache_unfinished_req(request, span(1, 9))
+    other = cache.admit(span(1, 9))
+    assert other is not None
+    assert [[], [0]] == policy.used_nodes
+    cache.release(other)
+    cache.release(request)
+
+    assert [0] == policy.last_uses["published"]
+    assert policy.last_uses["key"]
+    assert 0 not in policy.last_uses["key"]

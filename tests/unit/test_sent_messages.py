@@ -7,10 +7,16 @@ import copy
 import msgspec
 import pytest
 
-from radixkv.mem_cache import KVCacheInfo, RadixCache, RequestKV, RequestStateError
+from radixkv.mem_cache import (
+    KVCacheInfo,
+    OutOfPagesError,
+    RadixCache,
+    RequestKV,
+    RequestStateError,
+)
 from radixkv.mem_cache.sent_messages import MAX_NUM_MESSAGES
 
-from .driver import Wrong, admit, make_cache, make_memory, span
+from .driver import Wrong, admit, law, make_cache, make_memory, run, span
 
 
 def make(num_requests: int = 3) -> tuple[RadixCache, list[RequestKV]]:
@@ -108,3 +114,24 @@ def test_a_step_of_more_messages_than_are_remembered_is_believed() -> None:
     with pytest.raises(RequestStateError):
         cache.recall(infos[0] if infos[0] != infos[-1] else KVCacheInfo(0, 0, b""))
     cache.recall(KVCacheInfo.merge(infos))
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_first_of_two_allocations_stands_or_is_recalled(gives_up: bool) -> None:
+    cache = RadixCache(make_memory(4), debug=True)
+    running, long = run(cache, span(1, 4)), admit(cache, span(50, 69))
+    message = cache.alloc_for_decode([running])
+    with pytest.raises(OutOfPagesError):
+        cache.alloc_for_extend([long], [20])
+    cache.release(long)
+
+    assert [running.req_pool_idx] == message.rows.tolist()
+    if not gives_up:
+        cache.commit(running, 5)
+        cache.cache_finished_req(running, span(1, 5))
+        assert (12, 4, 0, 0) == law(cache)
+        return
+    cache.recall(message)
+    cache.release(running)
+    assert (16, 0, 0, 0) == law(cache)
+    assert {1, 2} == {*cache.alloc_for_extend([], []).forgotten_rows.tolist()}
