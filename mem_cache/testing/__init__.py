@@ -5,12 +5,12 @@ a `MissingExtraError`. Nothing else in the
 library imports this package.
 """
 
-from radixkv.mem_cache.errors import MissingExtraError
+from radixkv.mem_cache.errors import MissingExtraError as _MissingExtraError
 
 try:
     import hypothesis as _hypothesis  # noqa: F401 - asked for here, so that it is named
 except ImportError as error:
-    raise MissingExtraError("these tools", "hypothesis", "testing") from error
+    raise _MissingExtraError("these tools", "hypothesis", "testing") from error
 
 from .cache_machine import CacheMachine
 from .checked_cache import CheckedCache, Live, Refusal
