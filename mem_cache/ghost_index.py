@@ -285,7 +285,8 @@ class GhostIndex:
         by = self._tree.cause or self._policy
         page = run[: self._page_bytes]
         if node.key:
-            place = self._new_place(is_unsure)
+            # As in `_new_place`; this is most of what happens.
+            self._last_place = place = (self._last_place | 1) + 1 + is_unsure
             node.place = -place
             young.tails[place] = (place, run, behind, by, self.now)
             self._sketch.add(place, page)
@@ -324,6 +325,8 @@ class GhostIndex:
 
     def _begin_generation(self) -> None:
         """Forget the old generation; the young one takes its place."""
+        # Before that, what the sketch does not have yet has a ghost, or is cached.
+        self._sketch.flush()
         old = self._old
         self._fading += [one for one in (old.tails, old.heads, old.more) if one]
         self._old = self._young

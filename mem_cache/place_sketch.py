@@ -30,45 +30,46 @@ class PlaceSketch:
     fewer than 1 in 100 of the keys that were never added; and it has forgotten keys
     that were added more than `MAX_NUM_KEYS` others ago, at the latest twice as many.
 
-    New keys wait in a set until there are so many that numpy sets all their bits.
-    Keys are 32 bits that are the same in every process.
+    New pages wait until there are so many that numpy sets all their bits, or until
+    `flush`: it has those that wait only then. Keys are 32 bits that are the same in
+    every process.
     """
 
     __slots__ = ("_new", "_num_keys", "_old", "_young")
 
     def __init__(self) -> None:
         """Start without keys; the memory is touched only where bits are set."""
-        self._new: set[int] = set()
+        self._new: list[tuple[int, bytes]] = []
         self._young = bytearray(_NUM_BITS >> 3)
         self._old = b""
         self._num_keys = 0
 
     def add(self, place: int, page: bytes) -> None:
-        """Add a page that follows a place. O(1) amortized.
+        """Add a page that follows a place, soon. O(1) amortized."""
+        new = self._new
+        new.append((place, page))
+        if len(new) >= _NUM_NEW_KEYS:
+            self.flush()
 
-        Pages are told apart by the checksum that is quickest: of 10,000 pages that
-        follow a place, it mixes up very few. The place is spread over all bits: as the
-        seed of the checksum, neighbours would meet.
-        """
-        self._new.add((adler32(page) + place * _SPREAD) & _KEY_BITS)
-        if len(self._new) >= _NUM_NEW_KEYS:
-            self._write()
+    def flush(self) -> None:
+        """Add all pages that wait, at most `_NUM_NEW_KEYS`."""
+        if self._new:
+            self._write([_place_key(place, page) for place, page in self._new])
+            self._new = []
 
     def has(self, place: int, page: bytes) -> bool:
         """Tell whether a page that follows a place was added, as far as is known."""
-        return self._has((adler32(page) + place * _SPREAD) & _KEY_BITS)
+        return self._has(_place_key(place, page))
 
     def add_namespace(self, namespace: Hashable) -> None:
-        """Add a namespace."""
-        self._new.add(namespace_key(namespace))
+        """Add a namespace, at once."""
+        self._write([namespace_key(namespace)])
 
     def has_namespace(self, namespace: Hashable) -> bool:
         """Tell whether a namespace was added, as far as is known."""
         return self._has(namespace_key(namespace))
 
     def _has(self, key: int) -> bool:
-        if key in self._new:
-            return True
         at = key & _MASK
         bit = 1 << (at & 7)
         if self._young[at >> 3] & bit and _has_rest(self._young, key):
@@ -76,11 +77,10 @@ class PlaceSketch:
         old = self._old
         return bool(old) and bool(old[at >> 3] & bit) and _has_rest(old, key)
 
-    def _write(self) -> None:
-        """Set the bits of the new keys."""
-        keys = np.fromiter(self._new, np.int64, len(self._new))
-        self._num_keys += len(self._new)
-        self._new.clear()
+    def _write(self, new: list[int]) -> None:
+        """Set the bits of keys."""
+        keys = np.array(new, np.int64)
+        self._num_keys += len(new)
         bits = np.frombuffer(self._young, np.uint8)
         for i in range(_NUM_PROBES):
             at = (keys + i * ((keys >> 7) | 1)) & _MASK
@@ -89,6 +89,16 @@ class PlaceSketch:
             self._old = bytes(self._young)
             self._young = bytearray(_NUM_BITS >> 3)
             self._num_keys = 0
+
+
+def _place_key(place: int, page: bytes) -> int:
+    """Return a key for a page that follows a place.
+
+    Pages are told apart by the checksum that is quickest: of 10,000 pages that follow a
+    place, it mixes up very few. The place is spread over all bits: as the seed of the
+    checksum, neighbours would meet.
+    """
+    return (adler32(page) + place * _SPREAD) & _KEY_BITS
 
 
 def _has_rest(bits: bytes | bytearray, key: int) -> bool:

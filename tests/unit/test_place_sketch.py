@@ -29,6 +29,7 @@ def test_it_has_what_was_added_and_hardly_anything_else() -> None:
     sketch = PlaceSketch()
     for i in range(60_000):
         sketch.add(2 * i, page_of(i % 300))
+    sketch.flush()
 
     assert all(sketch.has(2 * i, page_of(i % 300)) for i in range(60_000))
     assert sum(sketch.has(2 * i, page_of(300 + i % 300)) for i in range(60_000)) < 60
@@ -40,6 +41,7 @@ def test_a_full_sketch_errs_in_less_than_one_of_a_hundred() -> None:
     num_keys = 2 * MAX_NUM_KEYS - 1
     for i in range(num_keys):
         sketch.add(2 * i, page_of(i % 1000))
+    sketch.flush()
     num_wrong = sum(sketch.has(2 * i, page_of(5000)) for i in range(20_000))
     newest = range(num_keys - MAX_NUM_KEYS, num_keys, 7)
 
