@@ -19,6 +19,7 @@ HOT = [
     "in_flight",
     "page_copies",
     "packed_numbers",
+    "place_sketch",
     "prefix_cache",
     "quota_index",
     "radix_cache",

@@ -56,8 +56,11 @@ class CallWatch:
             **kwargs: Its arguments by name.
 
         Raises:
+            WrongThreadError: It is a thread that does not own the cache. Asked before
+                anything else: the owner may be in the middle of a call.
             IntegrityError: The debug log found a fault after the call.
         """
+        self._cache._check_thread()  # pyright: ignore[reportPrivateUsage]
         self._cache.watch = None  # so that the method does not come here again
         try:
             if self.log is None:

@@ -57,6 +57,7 @@ class ChunkCache(PrefixCache):
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
         """Return 0: nothing is cached."""
+        self._check_thread()
         check_hashable("namespace", namespace)
         as_tokens(tokens, self._virtual)
         return 0

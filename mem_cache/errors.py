@@ -6,6 +6,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     RadixKVError
     ├── ConfigError (ValueError)              a size or an option out of range
     │   ├── BatchRefusedError                 a batch that a runner has no pages for
+    │   ├── MissingExtraError (ImportError)   a package of an extra is not installed
     │   ├── SpecConflictError                 workers that contradict each other
     │   └── UnknownSpecError                  a kind of cache without a grouping rule
     ├── TokenError (ValueError)               ids that no int32 vocabulary has
@@ -43,6 +44,31 @@ class BatchRefusedError(ConfigError):
     Whoever drives it recalls the message, after all that were made since; `Engine`
     does.
     """
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """What is asked for needs a package that only comes with an extra.
+
+    Attributes:
+        extra: Name of the extra: ``pip install 'radixkv[EXTRA]'`` brings the package.
+    """
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        """Keep the names.
+
+        Args:
+            what: What needs it, in the plural.
+            package: What is missing, or what the package says that needs it.
+            extra: See above.
+        """
+        super().__init__(what, package, extra)
+        self.what = what
+        self.package = package
+        self.extra = extra
+
+    def __str__(self) -> str:
+        """Say what is missing, and how to install it."""
+        return f"{self.what} need {self.package}: pip install 'radixkv[{self.extra}]'"
 
 
 class SpecConflictError(ConfigError):

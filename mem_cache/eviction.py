@@ -49,6 +49,9 @@ class EvictionIndex:
             PolicyError: The policy failed.
         """
 
+    def forgive(self) -> None:
+        """Forget failures: nothing is left of the nodes whose keys they concern."""
+
     @abstractmethod
     def first(self) -> RadixNode | None:
         """Return the leaf that goes next, or ``None`` if nothing is evictable."""
@@ -241,6 +244,10 @@ class KeyedIndex(EvictionIndex):
     def fail(self, error: Exception) -> None:
         """Take note that the policy failed: no eviction from the next one on."""
         self._failure = self._failure or error
+
+    def forgive(self) -> None:
+        """Forget that the policy failed."""
+        self._failure = None
 
     def check(self) -> None:
         """Refuse to evict in an order that is not the policy's.

@@ -62,7 +62,9 @@ class Explainer:
         return {**self._ghosts.state(), **self._in_flight.state()}
 
     def clear(self) -> None:
-        """Take note that the cache starts anew."""
+        """Take note that the cache starts anew. O(namespaces)."""
+        for root in self._roots.values():
+            self._ghosts.drop(root)
         self._ghosts.clear()
 
     def end_epoch(self, namespace: Hashable) -> None:
@@ -115,8 +117,10 @@ class Explainer:
             # The last page is whole, too, but kept back.
             key = request.awaited = tokens.tobytes()
         parts = _NO_PARTS
+        is_forgotten = False
         if hit < end and node.place:
             parts = ghosts.follow(node, raw, hit)
+            is_forgotten = ghosts.has_forgotten
             if parts:
                 at = parts[-1][0]
         if available < len(key):
@@ -127,13 +131,16 @@ class Explainer:
         if (
             at == hit
             and (hit == end or not self._directory.has_several)
+            and not is_forgotten
             and not request.computed_len
             and granted_len * TOKEN_BYTES <= end
         ):
             # As for most: a hit, and what nobody has seen before.
             request.hit = (num_tokens, granted_len, available, end)
         else:
-            request.hit = self._report(request, num_tokens, available, raw, at, parts)
+            request.hit = self._report(
+                request, num_tokens, available, raw, at, parts, is_forgotten
+            )
         ghosts.now += 1
 
     def end(self, request: RequestKV) -> None:
@@ -148,6 +155,7 @@ class Explainer:
         raw: bytes,
         at: int,
         parts: Sequence[EvictedPart],
+        is_forgotten: bool,
     ) -> HitReport:
         """Make the report of a request for which more than two reasons may hold.
 
@@ -158,6 +166,7 @@ class Explainer:
             raw: What was looked up.
             at: How far it is cached, was evicted or is in flight, in bytes.
             parts: What was evicted of it.
+            is_forgotten: Whether what comes behind them may have been cached once.
         """
         node = request.node
         assert node is not None  # it has its lease
@@ -169,14 +178,18 @@ class Explainer:
         granted_len = request.committed_len
         # All tokens before `start` are counted.
         start = max(granted_len, request.computed_len)
+        counts = _count_by_reason(num_tokens, start, parts, ends)
+        num_cold = counts[0]
         return HitReport(
             num_tokens,
             available // TOKEN_BYTES,
             granted_len,
             start - granted_len,
-            *_count_by_reason(num_tokens, start, parts, ends),
+            0 if is_forgotten else num_cold,
+            *counts[1:],
             parts[0][1] if parts else None,
             self._ghosts.now - parts[0][2] if parts else None,
+            num_cold if is_forgotten else 0,
         )
 
     def _remember(self, root: RadixRoot) -> None:
@@ -193,6 +206,8 @@ class Explainer:
         self._directory.add(root, known)
         if known is not None:
             self._ghosts.move_root(known, root)
+        else:
+            self._ghosts.begin(root)
         if len(self._roots) > self._max_num_roots:
             self._sweep()
 
@@ -203,7 +218,7 @@ class Explainer:
             if root.children or root.lock_ref > 1 or self._ghosts.has_behind(root):
                 roots[namespace] = root
             else:
-                self._ghosts.drop(root)
+                self._ghosts.let_go(root)
         self._roots = roots
         self._max_num_roots = 2 * len(self._roots) + 64
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from .radix_node import RadixNode
+from .place_sketch import PlaceSketch
+from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
 from .sizes import as_size
 from .tokens import shared_bytes
@@ -102,8 +103,19 @@ class GhostIndex:
     Invariant: whatever follows a page was evicted before it, and is in no younger
     generation, so what is remembered has no gaps.
 
+    That something was there outlives the ghost: a sketch keeps a few bits for each page
+    that ever was the first of a ghost, with the place that this followed. Where such a
+    page is published again, nobody knows any more what else followed it: from there on
+    all places are *unsure*, which odd numbers are; the others are even. So what has no
+    ghost is told apart: it was never seen, or may have been.
+
+    Invariant: whatever follows an unsure place is unsure, ghosts too.
+
     Attributes:
         now: How many requests have been admitted; for the owner to count.
+        has_forgotten: Whether what follows the last part that `follow` found may have
+            been cached once: its first page was, as far as the sketch knows, or it is
+            unsure. If not, it never was, unless the sketch has forgotten it, too.
     """
 
     def __init__(
@@ -131,8 +143,12 @@ class GhostIndex:
         # By their offsets, the places that other tokens followed since in the same
         # node: a leaf that lost its tail grew again.
         self._inside: dict[RadixNode, dict[int, int]] = {}
+        # Of nodes that begin sure and end unsure, the bytes that are sure.
+        self._sure_bytes: dict[RadixNode, int] = {}
+        self._sketch = PlaceSketch()
         self._last_place = 0
         self.now = 0
+        self.has_forgotten = False
         tree.on_published.append(self._on_published)
         tree.on_split.append(self._on_split)
         tree.on_evicted.append(self._on_evicted)
@@ -168,11 +184,13 @@ class GhostIndex:
         self._max_young_bytes = most * self._page_bytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything: from now on, nothing was ever seen."""
         self._begin_generation()
         self._begin_generation()
         self._fading.clear()
         self._inside.clear()
+        self._sure_bytes.clear()
+        self._sketch = PlaceSketch()
 
     def follow(self, node: RadixNode, raw: bytes, start: int) -> list[EvictedPart]:
         """Find what was evicted of the tokens that follow a hit.
@@ -183,11 +201,13 @@ class GhostIndex:
             start: Where the hit ends, in bytes; less than all of `raw`.
 
         Returns:
-            Each part on the way; the first was evicted last.
+            Each part on the way; the first was evicted last. What comes behind them,
+            `has_forgotten` tells.
 
         Complexity: O(parts on the way), plus one comparison of their tokens.
         """
         found: list[EvictedPart] = []
+        self.has_forgotten = False
         place = node.place
         while place and start < len(raw):
             page = raw[start : start + self._page_bytes]
@@ -195,12 +215,14 @@ class GhostIndex:
             if ghost is None:
                 ghost = self._old.find(abs(place), page)
                 if ghost is None:
+                    self.has_forgotten = place & 1 == 1 or self._has_lost(place, page)
                     break
             _, run, place, by, when = ghost
             shared = self._shared_bytes(raw, start, run)
             start += shared
             found.append((start, by, when))
             if shared < len(run):
+                self.has_forgotten = place & 1 == 1
                 break
         return found
 
@@ -219,6 +241,18 @@ class GhostIndex:
         """
         node.place = 0
         self._inside.pop(node, None)
+        self._sure_bytes.pop(node, None)
+
+    def let_go(self, root: RadixRoot) -> None:
+        """Lose a namespace that has no ghosts, but may come back."""
+        if root.place:
+            self._sketch.add_namespace(root.namespace)
+        self.drop(root)
+
+    def begin(self, root: RadixRoot) -> None:
+        """Take note of a namespace that is new, or that was let go."""
+        if self._sketch.has_namespace(root.namespace):
+            root.place = self._new_place(1)
 
     # Ghosts come ------------------------------------------------------------
 
@@ -235,42 +269,64 @@ class GhostIndex:
         young = self._young
         num_bytes = young.num_bytes + len(run)
         if num_bytes > self._max_young_bytes:
-            run = self._make_room(run)
+            run = self._make_room(node, run)
             young = self._young
             num_bytes = len(run)
         young.num_bytes = num_bytes
         if self._inside and node in self._inside:
             run = self._cut_inside(node, run)
-            if not run:
-                return
-        by = self._tree.cause or self._policy
         behind = node.place
+        is_unsure = behind & 1
+        if self._sure_bytes and len(node.key) <= self._sure_bytes.get(node, -1):
+            del self._sure_bytes[node]
+            is_unsure = 0
+        if not run:
+            return
+        by = self._tree.cause or self._policy
+        page = run[: self._page_bytes]
         if node.key:
-            self._last_place = place = self._last_place + 1
+            # As in `_new_place`; this is most of what happens.
+            self._last_place = place = (self._last_place | 1) + 1 + is_unsure
             node.place = -place
             young.tails[place] = (place, run, behind, by, self.now)
+            self._sketch.add(place, page)
             return
         parent = node.parent
         place = parent.place
         if place < 0:
             parent.place = place = -place
         elif not place:
-            self._last_place = parent.place = place = self._last_place + 1
+            parent.place = place = self._new_place(0)
         if parent.parent is parent:
             young.roots[parent] = None
-        young.put((place, run, behind, by, self.now), run[: self._page_bytes])
+        young.put((place, run, behind, by, self.now), page)
+        self._sketch.add(place, page)
 
-    def _make_room(self, run: bytes) -> bytes:
-        """Begin a generation that takes a run; returns what fits of it."""
+    def _new_place(self, is_unsure: int) -> int:
+        """Return the next number for a place: an odd one, if it is unsure."""
+        self._last_place = place = (self._last_place | 1) + 1 + is_unsure
+        return place
+
+    def _has_lost(self, place: int, page: bytes) -> bool:
+        """Tell whether a page was evicted behind a place, as far as is known."""
+        return self._sketch.has(abs(place), page)
+
+    def _make_room(self, node: RadixNode, run: bytes) -> bytes:
+        """Begin a generation that takes the run of a node; returns what fits of it."""
         if len(run) > self._max_young_bytes:
             # Its last pages are forgotten, and with them all that was evicted before.
-            self.clear()
+            self._begin_generation()
+            self._begin_generation()
+            self.drop(node)
+            node.place = -self._new_place(1)
             return run[: self._max_young_bytes]
         self._begin_generation()
         return run
 
     def _begin_generation(self) -> None:
         """Forget the old generation; the young one takes its place."""
+        # Before that, what the sketch does not have yet has a ghost, or is cached.
+        self._sketch.flush()
         old = self._old
         self._fading += [one for one in (old.tails, old.heads, old.more) if one]
         self._old = self._young
@@ -298,15 +354,29 @@ class GhostIndex:
             node.place = place = inside.pop(offset)
             by = self._tree.cause or self._policy
             ghost = (place, piece, behind, by, self.now)
-            self._young.put(ghost, piece[: self._page_bytes])
+            page = piece[: self._page_bytes]
+            self._young.put(ghost, page)
+            self._sketch.add(place, page)
         return run
 
     # Ghosts move and go -----------------------------------------------------
 
     def _on_split(self, upper: RadixNode, lower: RadixNode) -> None:
         """Share out the places inside of a node. O(places)."""
-        if not self._inside or lower not in self._inside:
-            return
+        if self._inside and lower in self._inside:
+            self._share_inside(upper, lower)
+        if lower.place & 1:
+            cut = len(upper.key)
+            num_sure = self._sure_bytes.pop(lower, 0)
+            if num_sure > cut:
+                self._sure_bytes[lower] = num_sure - cut
+            elif num_sure < cut:
+                if not upper.place:
+                    upper.place = -self._new_place(1)
+                if num_sure:
+                    self._sure_bytes[upper] = num_sure
+
+    def _share_inside(self, upper: RadixNode, lower: RadixNode) -> None:
         cut = len(upper.key)
         above: dict[int, int] = {}
         below: dict[int, int] = {}
@@ -341,6 +411,9 @@ class GhostIndex:
         """Forget what ``node.key[start:]`` has of the ghosts that follow a place."""
         key = node.key
         page_bytes = self._page_bytes
+        was_unsure = place & 1 == 1
+        # Where it becomes unsure, if it does.
+        unsure_at = start if was_unsure else len(key)
         while place:
             page = key[start : start + page_bytes]
             generation = self._young
@@ -352,21 +425,32 @@ class GhostIndex:
                 # Other ghosts may follow here; before the start, that is its parent's.
                 self._inside.setdefault(node, {})[start] = abs(place)
             if ghost is None:
+                if unsure_at == len(key) and self._has_lost(place, page):
+                    unsure_at = start
                 break
             _, run, place, by, when = ghost
+            if place & 1 and start < unsure_at:
+                unsure_at = start
             shared = self._shared_bytes(key, start, run)
             start += shared
             generation.take(ghost, page)
             generation.num_bytes -= shared
             if shared < len(run):
                 # The rest stays as old as it was.
-                self._last_place = rest_place = self._last_place + 1
+                rest_place = self._new_place(place & 1)
                 rest = (rest_place, run[shared:], place, by, when)
                 generation.tails[rest_place] = rest
+                page = rest[1][:page_bytes]
+                self._sketch.add(rest_place, page)
                 place = -rest_place
             if start == len(key):
                 node.place = place
                 break
+        if unsure_at < len(key):
+            if not node.place:
+                node.place = -self._new_place(1)
+            if unsure_at and not was_unsure:
+                self._sure_bytes[node] = unsure_at
 
     def _shared_bytes(self, raw: bytes, start: int, run: bytes) -> int:
         """Count the bytes of whole pages that ``raw[start:]`` shares with a run."""

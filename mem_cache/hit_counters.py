@@ -22,6 +22,7 @@ class HitCounters:
         "num_cached_tokens",
         "num_missed_cold_tokens",
         "num_missed_evicted_tokens",
+        "num_missed_forgotten_tokens",
         "num_missed_other_epoch_tokens",
         "num_missed_other_namespace_tokens",
         "num_missed_quota_tokens",
@@ -46,6 +47,7 @@ class HitCounters:
         self.num_missed_unpublished_tokens = 0
         self.num_missed_other_epoch_tokens = 0
         self.num_missed_other_namespace_tokens = 0
+        self.num_missed_forgotten_tokens = 0
         self.num_missed_cold_tokens = 0
         self.num_missed_unaligned_tokens = 0
 
@@ -76,6 +78,7 @@ class HitCounters:
             request.node.root.counters.count(num_tokens, num_cached)
 
     def _count_misses(self, report: HitReport) -> None:
+        self.num_missed_forgotten_tokens += report.num_forgotten_tokens
         self.num_missed_cold_tokens += report.num_cold_tokens
         self.num_missed_unaligned_tokens += report.num_unaligned_tokens
         self.num_missed_evicted_tokens += report.num_evicted_tokens

@@ -27,7 +27,7 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
                    + num_unpublished_tokens
                    + num_other_epoch_tokens
                    + num_other_namespace_tokens
-                   + num_cold_tokens
+                   + num_forgotten_tokens or num_cold_tokens
                    + num_unaligned_tokens
 
     Each reason holds for a run of tokens that begins where the hit ends. A token for
@@ -50,13 +50,19 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
         num_other_epoch_tokens: Resident, but in an epoch that has ended.
         num_other_namespace_tokens: Cached in another namespace. At most 8 namespaces
             and ended epochs are looked at whose first page is the same.
-        num_cold_tokens: Never seen, or forgotten.
+        num_cold_tokens: Never cached in this epoch of the namespace, nor since the last
+            reset. That holds for all of them, or they are forgotten; but what goes back
+            more than a million evictions may be called cold, too.
         num_unaligned_tokens: No cache could have them: the last page is kept back, full
             or not, so that one token is left to compute.
         evicted_by: Who evicted the first missing page: the policy's name, ``"quota"``,
             ``"manual"`` (`evict` and `evict_if_needed`) or ``"resize"``. ``None`` if it
             was not evicted, as far as is known.
         evicted_ago: Admissions between that eviction and this one.
+        num_forgotten_tokens: May have been cached, too long ago to be remembered: the
+            first page of them was evicted once in this place, or from a prefix that
+            was. How much of the rest, nobody knows: all is counted, up to the last
+            page. Fewer than 1 in 100 texts are counted that are cold.
     """
 
     num_tokens: int
@@ -72,6 +78,7 @@ class HitReport(msgspec.Struct, frozen=True, gc=False):
     num_other_namespace_tokens: int = 0
     evicted_by: str | None = None
     evicted_ago: int | None = None
+    num_forgotten_tokens: int = 0
 
 
 def report_of(hit: Hit | HitReport) -> HitReport | None:

@@ -41,6 +41,7 @@ from .request_kv import RequestKV
 from .retention import Retention
 from .room_forecast import Obstacle, RoomForecast
 from .running_requests import RunningRequests
+from .sent_messages import SentMessages
 from .sizes import (
     Flag,
     Integer,
@@ -71,8 +72,12 @@ class PrefixCache(OpenObject):
     At every step boundary ``available + evictable + protected + held = total``, in
     whole pages, and every page has exactly one owner.
 
-    A cache has one owner thread: the first that admits a request. A call that it
-    refuses raises a `RadixKVError` and changes nothing.
+    A cache has one owner thread: the first that admits a request; when that has ended,
+    the next that calls. All methods refuse other threads with a `WrongThreadError`. The
+    properties, which are sizes and `version`, are safe: each is a number of the moment,
+    but two that are read one after the other need not belong together.
+
+    A call that a cache refuses raises a `RadixKVError` and changes nothing.
 
     Attributes:
         shares_prefixes: Whether requests of this kind of cache share what they compute.
@@ -113,6 +118,7 @@ class PrefixCache(OpenObject):
         self._running = RunningRequests(
             memory.allocator, memory.request_table, memory.max_context_len, self._hits
         )
+        self._sent = SentMessages()
         self._tree = tree
         self._quotas: Quotas | None = None
         self._retention: Retention | None = None
@@ -179,6 +185,7 @@ class PrefixCache(OpenObject):
 
         Complexity: O(namespaces with a quota).
         """
+        self._check_thread()
         check_hashable("namespace", namespace)
         size = self.total_size
         if self._quotas is not None:
@@ -222,6 +229,7 @@ class PrefixCache(OpenObject):
         Complexity: O(namespaces in `reserved_sizes`, and those with a quota), one match
         of `tokens`, and O(nodes) that only `released` use.
         """
+        self._check_thread()
         array = as_tokens(tokens, self._virtual)
         max_len = as_length("max_len", max_len)
         longest = self.memory.max_context_len
@@ -442,11 +450,17 @@ class PrefixCache(OpenObject):
         said of its own requests is lost, so they must be released.
 
         Args:
-            info: The last message; of several, the newest must be recalled first.
+            info: The newest message that was made and not recalled yet, as it was
+                returned or decoded; or the newest ones, merged.
+
+        Raises:
+            RequestStateError: It is no message, or another one; those that were made
+                later must be recalled before.
         """
         if self.watch is not None:
             return self.watch.call(self.recall, info)
         self._check_thread()
+        self._sent.take_back(info)
         self._running.forget_rows(info.forgotten_rows.tolist())
         self._copies.recall(info)
 
@@ -646,6 +660,10 @@ class PrefixCache(OpenObject):
     def reset(self) -> None:
         """Forget everything that is cached.
 
+        The eviction policy starts afresh, too: it is told of each page that goes, then
+        its method `reset` is called, if it has one, and a failure of it is forgotten.
+        Counters go on. A message that was made before can no longer be recalled.
+
         Afterwards any thread may become the owner.
 
         Raises:
@@ -661,6 +679,8 @@ class PrefixCache(OpenObject):
         self._tree.clear()
         if self._explainer is not None:
             self._explainer.clear()
+        self._restart_policy()
+        self._sent.newest.clear()
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
@@ -744,6 +764,7 @@ class PrefixCache(OpenObject):
         """
         if self.watch is not None:
             return self.watch.call(self.check_integrity)
+        self._check_thread()
         check_cache(self.memory, self._tree, self._running)
         self._virtual.check_integrity()
         if self._retention is not None:
@@ -755,6 +776,7 @@ class PrefixCache(OpenObject):
 
     def stats(self) -> CacheStats:
         """Return the sizes and counters. Costs O(free pages)."""
+        self._check_thread()
         page_size = self.page_size
         hits = self._hits
         return CacheStats(
@@ -774,6 +796,7 @@ class PrefixCache(OpenObject):
             num_missed_unpublished_tokens=hits.num_missed_unpublished_tokens,
             num_missed_other_epoch_tokens=hits.num_missed_other_epoch_tokens,
             num_missed_other_namespace_tokens=hits.num_missed_other_namespace_tokens,
+            num_missed_forgotten_tokens=hits.num_missed_forgotten_tokens,
             num_missed_cold_tokens=hits.num_missed_cold_tokens,
             num_missed_unaligned_tokens=hits.num_missed_unaligned_tokens,
             num_resumed_cached_tokens=hits.num_resumed_cached_tokens,
@@ -799,6 +822,9 @@ class PrefixCache(OpenObject):
     ) -> None:
         """Publish the full pages of a request that are computed."""
         raise NotImplementedError
+
+    def _restart_policy(self) -> None:
+        """Let the eviction policy start afresh; nothing is cached any more."""
 
     def _as_batch(self, requests: Iterable[RequestHandle]) -> list[RequestKV]:
         """Refuse what is no batch, and a foreign thread."""
@@ -829,7 +855,10 @@ class PrefixCache(OpenObject):
             self._take_back(self._quotas.make_room(num_pages, claims))
         pages = self._take(num_pages) if num_pages else b""
         info = running.hand_out(requests, lens, pages)
-        return self._copies.send_with(info, pages) if self._copies.pending else info
+        if self._copies.pending:
+            info = self._copies.send_with(info, pages)
+        self._sent.newest.append(info)
+        return info
 
     def _take_page(self, request: RequestKV) -> bytes:
         """Take one page for a request, as `_alloc` would."""

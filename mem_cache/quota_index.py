@@ -114,6 +114,12 @@ class QuotaIndex(EvictionIndex):
         if self._failure is not None:
             raise _policy_error(self._failure)
 
+    def forgive(self) -> None:
+        """Forget that the policy failed."""
+        for part in self._all_parts():
+            part.forgive()
+        self._failure = None
+
     def first(self) -> RadixNode | None:
         """Return the leaf that goes next, or ``None`` if nobody may lose a page.
 

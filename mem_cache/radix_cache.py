@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from .eviction import make_eviction_index
+from .eviction import KeyedIndex, make_eviction_index
 from .eviction_policies import EvictionPolicy
 from .explainer import Explainer
 from .lessons import teach
@@ -32,6 +32,9 @@ from .virtual_tokens import MAX_NUM_CONTENTS
 
 if TYPE_CHECKING:
     from .shared_counters import SharedCounters
+
+
+_get_ident: Final = get_ident  # compiled code finds what is final without a look-up
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,6 +99,7 @@ class RadixCache(PrefixCache):
         index = make_eviction_index(policy, level=marks.level if marks else None)
         tree = RadixTree(memory.page_size * TOKEN_BYTES, index)
         teach(index, tree)
+        self._policy_index = index
         retention = Retention(
             tree, memory.allocator, retention_share, SteadyClock(clock)
         )
@@ -124,6 +128,8 @@ class RadixCache(PrefixCache):
 
         Complexity: O(nodes on the path) plus one comparison of the matched tokens.
         """
+        if _get_ident() != self._owner:
+            self._check_thread()
         check_hashable("namespace", namespace)
         array = as_tokens(tokens, self._virtual)
         return self._tree.match(namespace, array.tobytes()) // TOKEN_BYTES
@@ -189,7 +195,7 @@ class RadixCache(PrefixCache):
     def retained_size(self) -> int:
         """Retained, in tokens, whether evictable or protected."""
         assert self._retention is not None  # `__init__` set it
-        if get_ident() == self._owner:  # nobody else may end what is over
+        if _get_ident() == self._owner:  # nobody else may end what is over
             self._retention.settle()
         return self._retention.num_pages * self.page_size
 
@@ -256,6 +262,7 @@ class RadixCache(PrefixCache):
         Complexity: O(1) with a quota, else O(nodes of the namespace + running
         requests).
         """
+        self._check_thread()
         check_hashable("namespace", namespace)
         page_size = self.page_size
         root = self._tree.root_of(namespace)
@@ -276,6 +283,18 @@ class RadixCache(PrefixCache):
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
         )
+
+    def _restart_policy(self) -> None:
+        self._tree.index.forgive()
+        index = self._policy_index
+        if not isinstance(index, KeyedIndex):
+            return
+        reset = getattr(index.policy, "reset", None)
+        if callable(reset):
+            try:
+                reset()
+            except Exception as error:  # whatever the caller's code raises
+                index.fail(error)
 
     def _publish(
         self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None

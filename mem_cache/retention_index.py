@@ -52,6 +52,11 @@ class RetentionIndex(KeyedIndex):
         self._retention.settle()
         super().check()
 
+    def forgive(self) -> None:
+        """Forget that the policy failed."""
+        self._other.forgive()
+        super().forgive()
+
     def _level_of(self, node: RadixNode) -> int:
         level = self._retention.level(node)
         if not level and self._other_level is not None:

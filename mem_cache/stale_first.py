@@ -70,6 +70,10 @@ class StaleFirst(EvictionIndex):
         """Put `node` where it belongs now, if it is there: its level has changed."""
         self.inner.rerank(node)
 
+    def forgive(self) -> None:
+        """Forget that the policy failed."""
+        self.inner.forgive()
+
     def check(self) -> None:
         """Refuse to evict if the other index does.
 

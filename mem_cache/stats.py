@@ -28,7 +28,8 @@ class CacheStats:
         num_missed_unpublished_tokens: Not published yet.
         num_missed_other_epoch_tokens: Resident in an epoch that has ended.
         num_missed_other_namespace_tokens: Cached in another namespace.
-        num_missed_cold_tokens: Never seen.
+        num_missed_forgotten_tokens: Perhaps cached once, too long ago to be remembered.
+        num_missed_cold_tokens: Never cached before.
         num_missed_unaligned_tokens: In the last page, which is always kept back.
         num_resumed_cached_tokens: Tokens that requests had computed before they were
             retracted, and that were still cached.
@@ -57,6 +58,7 @@ class CacheStats:
     num_missed_unpublished_tokens: int
     num_missed_other_epoch_tokens: int
     num_missed_other_namespace_tokens: int
+    num_missed_forgotten_tokens: int
     num_missed_cold_tokens: int
     num_missed_unaligned_tokens: int
     num_resumed_cached_tokens: int

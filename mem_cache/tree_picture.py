@@ -148,7 +148,11 @@ def take_picture(
         cache: The cache.
         max_num_nodes: Nodes to show, and requests.
         decode: Turns token ids into text.
+
+    Raises:
+        WrongThreadError: Another thread owns the cache, and may be changing it.
     """
+    cache._check_thread()  # pyright: ignore[reportPrivateUsage]
     # A view is a friend of the cache: nobody else needs its tree.
     tree = cache._tree  # pyright: ignore[reportPrivateUsage]
     requests = list(cache._running)  # pyright: ignore[reportPrivateUsage]

@@ -34,7 +34,8 @@ class TreeView:
     hits and priority, and the running requests with what they lease. A node that is its
     parent's only child stands right below it, so that depth follows branching.
 
-    The picture is of the moment when it was made. Making it changes nothing.
+    The picture is of the moment when it was made. Making it changes nothing, but only
+    the thread that owns the cache may; any thread may show it.
 
     Example:
         >>> from rich.console import Console
@@ -71,6 +72,7 @@ class TreeView:
 
         Raises:
             ConfigError: `max_num_nodes` is out of range.
+            WrongThreadError: Another thread owns the cache.
         """
         max_num_nodes = as_size("max_num_nodes", max_num_nodes)
         self._picture = take_picture(cache, max_num_nodes, decode)

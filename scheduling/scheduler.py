@@ -50,6 +50,10 @@ class Scheduler:
     Use it in turns: `schedule`, run the batch, `update`. With `overlap`, the next batch
     may be prepared while the runner computes the last one.
 
+    A scheduler has one owner thread: the first that calls `schedule`; when that has
+    ended, the next that calls anything. All methods refuse other threads with a
+    `WrongThreadError`. The properties are safe: each is a number of the moment.
+
     Attributes:
         cache: Where the K and V of its requests are kept.
         limits: How much it may do at a time.
@@ -185,7 +189,9 @@ class Scheduler:
             TokenError: The prompt has a token outside of the vocabulary.
             ConfigError: `request` is none.
             RequestStateError: The request is not new, or its id is in use.
+            WrongThreadError: Another thread owns the scheduler.
         """
+        self._turn.check_thread()
         check_kind("request", request, Request)
         is_new = request.arrival < 0 and not request.num_output_tokens
         if not is_new or request.request_id in self._requests:
@@ -221,6 +227,7 @@ class Scheduler:
             RequestStateError: The call comes from within another one.
             WrongThreadError: Another thread owns the scheduler.
         """
+        self._turn.check_thread()
         check_hashable("request_id", request_id)
         request = self._requests.get(request_id)
         if request is not None:
@@ -268,6 +275,7 @@ class Scheduler:
             LengthError: Not as many tokens as the batch samples.
             TokenError: `next_tokens` are no token ids, or not in the vocabulary.
         """
+        self._turn.check_thread()
         self._check_oldest(batch)
         sampled = as_tokens(next_tokens).tolist()
         if len(sampled) != batch.num_samples:
@@ -296,6 +304,7 @@ class Scheduler:
                 from within another one.
             WrongThreadError: Another thread owns the scheduler.
         """
+        self._turn.check_thread()
         self._check_oldest(batch)
         now = self._clock()
         with self._turn:
@@ -316,7 +325,11 @@ class Scheduler:
 
         Returns:
             The requests in the order of arrival. None after a `schedule` that failed.
+
+        Raises:
+            WrongThreadError: Another thread owns the scheduler.
         """
+        self._turn.check_thread()
         return self._planner.last_look.explain(
             request
             for request in self._waiting
@@ -324,7 +337,12 @@ class Scheduler:
         )
 
     def take_outputs(self) -> list[RequestOutput]:
-        """Return what became of the requests since the last call."""
+        """Return what became of the requests since the last call.
+
+        Raises:
+            WrongThreadError: Another thread owns the scheduler.
+        """
+        self._turn.check_thread()
         outputs, self._outputs = self._outputs, []
         return outputs
 

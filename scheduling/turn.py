@@ -30,6 +30,16 @@ class Turn:
         if self._owner is None:
             self._owner = get_ident()
 
+    def check_thread(self) -> None:
+        """Refuse a thread that is not the owner, as long as that has not ended.
+
+        Raises:
+            WrongThreadError: Another thread owns the scheduler.
+        """
+        owner = self._owner
+        if owner is not None and owner != get_ident():
+            self._take_over(owner)
+
     def __enter__(self) -> None:
         """Begin a call.
 
@@ -37,9 +47,7 @@ class Turn:
             WrongThreadError: Another thread owns the scheduler.
             RequestStateError: Another call is under way, or was cut short.
         """
-        owner = self._owner
-        if owner is not None and owner != get_ident():
-            self._take_over(owner)
+        self.check_thread()
         if self._is_taken:
             raise RequestStateError(
                 "a scheduler must not be called from within one of its calls; note "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ REASONS = [
     "unpublished",
     "other_epoch",
     "other_namespace",
+    "forgotten",
     "cold",
     "unaligned",
 ]
@@ -61,6 +63,8 @@ class ExplainedCache(CheckedCache):
             admissions.
         old: The same of the old one.
         most: Most pages of a new generation.
+        seen: All that ever was cached since the last reset, in this epoch.
+        lost: What of that was evicted and forgotten once.
         admitted: The whole pages of what running requests were admitted with.
         pending: The reports of requests that have no pages of their own yet.
         booked: What `stats` must tell.
@@ -89,6 +93,8 @@ class ExplainedCache(CheckedCache):
         self.young: dict[Key, tuple[str, int]] = {}
         self.old: dict[Key, tuple[str, int]] = {}
         self.most = max(1, num_pages // 2)
+        self.seen: set[Key] = set()
+        self.lost: set[Key] = set()
         # Only how many pages go together; which they are, the oracle knows.
         self.groups: list[int] = []
         cache._tree.on_evicted.append(
@@ -111,6 +117,7 @@ class ExplainedCache(CheckedCache):
             self.remember(victims[:num_pages], cause)
             del victims[:num_pages]
         self.groups.clear()
+        self.seen.update(self.oracle.cached)
         for key in self.oracle.cached:
             self.young.pop(key, None)
             self.old.pop(key, None)
@@ -120,8 +127,10 @@ class ExplainedCache(CheckedCache):
         if isinstance(keys[0][0], PastEpoch):
             return
         if len(self.young) + len(keys) > self.most:
+            self.lost.update(self.old)
             self.old, self.young = self.young, {}
         if len(keys) > self.most:
+            self.lost.update(self.old, keys)
             self.old = {}
         for key in keys[-self.most :]:
             self.young[key] = (cause, self.num_admissions)
@@ -152,6 +161,7 @@ class ExplainedCache(CheckedCache):
         report = self.explain(
             tokens, namespace, live.model, available_len, computed_len
         )
+        report = self.allow_to_forget(report, live, tokens)
         assert report == live.kv.hit_report
         whole = len(tokens) // self.page_size * self.page_size
         self.admitted[live.model] = tuple(tokens[:whole])
@@ -186,6 +196,8 @@ class ExplainedCache(CheckedCache):
             self.young.clear()
             self.old.clear()
             self.groups.clear()
+            self.seen.clear()
+            self.lost.clear()
 
     def bump_epoch(self, namespace: Hashable) -> None:
         super().bump_epoch(namespace)
@@ -193,6 +205,8 @@ class ExplainedCache(CheckedCache):
         for lost in (self.young, self.old):
             for key in [key for key in lost if key[0] == namespace]:
                 lost[object(), key[1]] = lost.pop(key)
+        for keys in (self.seen, self.lost):
+            keys.difference_update([key for key in keys if key[0] == namespace])
 
     def _close(self, live: Live) -> None:
         super()._close(live)
@@ -228,6 +242,31 @@ class ExplainedCache(CheckedCache):
         if namespace in past:
             return "other_epoch"
         return "other_namespace" if len(past) < len(others) else "cold"
+
+    def allow_to_forget(
+        self, report: HitReport, live: Live, tokens: list[int]
+    ) -> HitReport:
+        """Let what is cold be called forgotten, if it begins like what was forgotten.
+
+        What is called cold was never seen, whatever has been evicted since.
+        """
+        told = live.kv.hit_report
+        assert told is not None
+        keys = self.oracle.keys_of(live.model.namespace, tokens[:-1])
+        cold = [key for key in keys[len(live.model.keys) :] if self.is_cold(key)]
+        if told.num_forgotten_tokens:
+            first = keys[0]
+            assert any(first[1] == key[1][: self.page_size] for key in self.lost)
+            return msgspec.structs.replace(
+                report,
+                num_cold_tokens=0,
+                num_forgotten_tokens=report.num_cold_tokens,
+            )
+        assert not report.num_cold_tokens or self.seen.isdisjoint(cold)
+        return report
+
+    def is_cold(self, key: Key) -> bool:
+        return self.reason(key) == "cold"
 
     def explain(
         self,

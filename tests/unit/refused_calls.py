@@ -247,7 +247,7 @@ CALLS: dict[str, Call] = {
     "evict": lambda s: s.cache.evict(4),
     "evict_if_needed": lambda s: s.cache.evict_if_needed(96),
     "intern": lambda s: s.cache.intern(IMAGE),
-    "recall": lambda s: s.cache.recall(KVCacheInfo.pack([], [], [], [], [0], b"")),
+    "recall": lambda s: s.cache.recall(s.cache.alloc_for_decode([])),
     "release": lambda s: s.cache.release(s.busy),
     "reset": lambda s: s.cache.reset(),
     "resize": lambda s: s.cache.resize(40),
@@ -323,6 +323,13 @@ for _method, _call in {
     "admission_obstacle": lambda s, n: s.cache.admission_obstacle([1, 2], n),
 }.items():
     refuse(_method, LengthError, _call, [-1, 1.5, "1", None, True])
+
+refuse(
+    "recall",
+    RequestStateError,
+    lambda s, info: s.cache.recall(info),
+    [None, 5, b"message", KVCacheInfo(0, 0, b""), KVCacheInfo(9, 0, b"")],
+)
 
 # What may be in the way of a request ------------------------------------------
 

@@ -124,3 +124,128 @@ def test_keys_without_an_order_are_noticed_when_a_leaf_is_not_where_it_was() -> 
     assert law(cache) == (40, 40, 0, 0)
     cache.reset()
     assert law(cache) == (80, 0, 0, 0)
+
+
+def make_with(rooms: str, policy: EvictionPolicy) -> RadixCache:
+    """Make a cache whose order goes through other indexes than the policy's own."""
+    cache = make_cache(num_pages=20, policy=policy)
+    if "quota" in rooms:
+        cache.set_quota("tenant", ceiling_size=64)
+    if "retained" in rooms:
+        serve(cache, 100)
+        cache.retain(span(100, 107))
+    if "stale" in rooms:
+        cache.bump_epoch("other")
+    return cache
+
+
+@pytest.mark.parametrize("rooms", ["", "quota", "retained", "stale", "quota retained"])
+@pytest.mark.parametrize("policy", [FailsOnce, DoesNotOrder])
+def test_a_reset_forgets_that_the_policy_failed(
+    policy: type[EvictionPolicy], rooms: str
+) -> None:
+    cache = make_with(rooms, policy())
+    for first in (10, 20, 30, 40, 20):
+        serve(cache, first)
+    with pytest.raises(PolicyError):
+        cache.evict(4)
+
+    cache.reset()
+
+    serve(cache, 10)
+    assert 4 == cache.evict(4)
+    assert 1 == len(cache.eviction_order(9))
+    cache.check_integrity()
+
+
+class Counts:
+    """Learns something, and fails when it is told that something was evicted."""
+
+    def __init__(self) -> None:
+        self.num_published = 0
+        self.num_resets = 0
+        self.may_reset = True
+
+    def key(self, node: RadixNode) -> int:
+        return 0
+
+    def published(self, node: RadixNode, start: int) -> None:
+        self.num_published += 1
+
+    def evicted(self, node: RadixNode, key: bytes, pages: bytes) -> None:
+        raise KeyError("evicted")
+
+    def reset(self) -> None:
+        self.num_resets += 1
+        self.num_published = 0
+        if not self.may_reset:
+            raise KeyError("reset")
+
+
+def test_a_reset_tells_the_policy_to_forget_what_it_learned() -> None:
+    policy = Counts()
+    cache = make_cache(policy=policy)
+    serve(cache, 10)
+    assert 1 == policy.num_published
+
+    cache.reset()  # the failure of `evicted` comes before, and is forgotten
+
+    assert (0, 1) == (policy.num_published, policy.num_resets)
+    serve(cache, 10)
+    assert 4 == cache.evict(4)
+
+
+def test_a_policy_that_fails_to_reset_evicts_nothing() -> None:
+    policy = Counts()
+    policy.may_reset = False
+    cache = make_cache(policy=policy)
+    cache.reset()
+    serve(cache, 10)
+
+    with pytest.raises(PolicyError) as caught:
+        cache.evict(4)
+    assert "reset" in str(caught.value.__cause__)
+    assert law(cache) == (56, 8, 0, 0)
+
+
+class Notes:
+    """Takes down the last uses of the nodes that it is shown."""
+
+    def __init__(self) -> None:
+        self.used_nodes: list[list[int]] = []
+        self.last_uses: dict[str, list[int]] = {"key": [], "published": []}
+
+    def key(self, node: RadixNode) -> int:
+        self.last_uses["key"].append(node.last_use)
+        return 0
+
+    def used(self, nodes: list[RadixNode]) -> None:
+        self.used_nodes.append([node.last_use for node in nodes])
+
+    def published(self, node: RadixNode, start: int) -> None:
+        self.last_uses["published"].append(node.last_use)
+
+
+def test_a_policy_is_told_of_admissions_that_found_nothing() -> None:
+    policy = Notes()
+    serve(make_cache(policy=policy), 10, 50)
+
+    assert [[], []] == policy.used_nodes
+
+
+def test_the_last_use_is_0_until_the_first_release_and_no_key_sees_that() -> None:
+    policy = Notes()
+    cache = make_cache(policy=policy)
+    request = cache.admit(span(1, 9))
+    assert request is not None
+    compute(cache, request, 9)
+    cache.cache_unfinished_req(request, span(1, 9))
+    other = cache.admit(span(1, 9))
+    assert other is not None
+    assert [[], [0]] == policy.used_nodes
+    cache.release(other)
+    cache.release(request)
+
+    assert [0] == policy.last_uses["published"]
+    assert policy.last_uses["key"]
+    assert 0 not in policy.last_uses["key"]

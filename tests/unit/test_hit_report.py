@@ -61,7 +61,7 @@ def look(
 def reasons(report: HitReport) -> dict[str, int]:
     """The tokens of each reason that counts any."""
     names = ["evicted", "quota", "unpublished", "other_epoch", "other_namespace"]
-    names += ["cold", "unaligned", "recomputed"]
+    names += ["forgotten", "cold", "unaligned", "recomputed"]
     counts = {name: getattr(report, f"num_{name}_tokens") for name in names}
     assert report.num_tokens == report.granted_len + sum(counts.values())
     return {name: count for name, count in counts.items() if count}
@@ -349,10 +349,11 @@ def test_of_what_goes_at_once_the_first_pages_are_remembered() -> None:
 
     assert reasons(look(cache, span(1, 101))) == {
         "evicted": 64,
-        "cold": 36,
+        "forgotten": 36,
         "unaligned": 1,
     }
-    assert reasons(look(cache, span(201, 211))) == {"cold": 10, "unaligned": 1}
+    assert reasons(look(cache, span(201, 211))) == {"forgotten": 10, "unaligned": 1}
+    assert reasons(look(cache, span(301, 311))) == {"cold": 10, "unaligned": 1}
 
 
 def test_a_smaller_pool_forgets_as_more_is_evicted() -> None:
@@ -366,7 +367,7 @@ def test_a_smaller_pool_forgets_as_more_is_evicted() -> None:
         insert(cache, [token] * 4)
         cache.evict(4)
 
-    assert reasons(look(cache, text)) == {"cold": 8, "unaligned": 1}
+    assert reasons(look(cache, text)) == {"forgotten": 8, "unaligned": 1}
     assert explainer_of(cache)._ghosts.num_pages == 2
 
 
@@ -500,11 +501,14 @@ def test_a_node_may_grow_where_its_tail_was_forgotten() -> None:
     tree.evict(2)
     tree.publish(leaf, b"cccc", b"....")
     assert leaf.key == b"aaaacccc"
-    assert ghosts._inside == {leaf: {4: 1}}
+    assert ghosts._inside == {leaf: {4: 2}}
     tree.unlock(leaf)
     tree.evict(1)
 
     assert [] == ghosts.follow(leaf, b"aaaabbbb", 4)
+    assert ghosts.has_forgotten
+    assert [] == ghosts.follow(leaf, b"aaaadddd", 4)
+    assert not ghosts.has_forgotten
     assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4)]
     assert not ghosts._inside
 
@@ -812,3 +816,27 @@ def test_an_ended_epoch_is_told_whatever_two_namespaces_compare_to() -> None:
     assert report is not None
     assert report.num_other_epoch_tokens == 4
     cache.release(request)
+
+
+@pytest.mark.parametrize("name", ["a", 7, ("tenant", 1), frozenset("a")])
+def test_a_namespace_that_was_let_go_is_not_called_cold(name: Hashable) -> None:
+    """It has no ghosts any more, and hundreds came after it."""
+    cache = make_cache(2)
+    for i in range(300):
+        tokens = [i, *PROMPT[1:4]] if i else PROMPT[:4]
+        insert(cache, tokens, namespace=("other", i) if i else name)
+
+    assert reasons(look(cache, PROMPT, name)) == {"forgotten": 12, "unaligned": 2}
+    assert reasons(look(cache, PROMPT, "new")) == {"cold": 12, "unaligned": 2}
+    cache.reset()
+    assert reasons(look(cache, PROMPT, name)) == {"cold": 12, "unaligned": 2}
+
+
+def test_what_is_forgotten_is_counted_apart() -> None:
+    cache = make_cache(2)
+    for first in (10, 20, 30, 40, 10):
+        insert(cache, span(first, first + 7))
+    stats = cache.stats()
+
+    assert 16 == stats.num_missed_cold_tokens
+    assert 4 == stats.num_missed_forgotten_tokens

@@ -73,7 +73,7 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
 def test_a_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
 
-    with pytest.raises(ConfigError, match=r"pip install radixkv\[models\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'radixkv\[models\]'"):
         load_model("tiny")
 
 
