@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from numbers import Number
-from typing import Final
+from typing import Final, cast
 from zlib import adler32, crc32
 
 import numpy as np
@@ -126,7 +126,7 @@ def namespace_key(namespace: Hashable) -> int:
         return crc32(number.to_bytes(8, "little"))
     if isinstance(namespace, tuple):
         key = crc32(b"tuple")
-        for part in namespace:
+        for part in cast(tuple[Hashable, ...], namespace):
             key = crc32(namespace_key(part).to_bytes(4, "little"), key)
         return key
     return crc32(b"none" if namespace is None else b"other")

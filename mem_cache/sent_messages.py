@@ -45,7 +45,7 @@ class SentMessages:
         for _ in range(num_messages):
             self.newest.pop()
 
-    def _num_merged(self, info: KVCacheInfo) -> int | None:
+    def _num_merged(self, info: object) -> int | None:
         """Return how many of the newest messages this one stands for."""
         if not isinstance(info, KVCacheInfo):
             return None

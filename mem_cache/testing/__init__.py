@@ -1,14 +1,15 @@
 """Tools for the tests of those who write policies, caches or schedulers.
 
 They need `hypothesis`, which comes with ``radixkv[testing]``; without it, the import is
-a `MissingExtraError`. Nothing else in the
-library imports this package.
+a `MissingExtraError`. Nothing else in the library imports this package.
 """
+
+from importlib import import_module as _import_module
 
 from radixkv.mem_cache.errors import MissingExtraError as _MissingExtraError
 
 try:
-    import hypothesis as _hypothesis  # noqa: F401 - asked for here, so that it is named
+    _import_module("hypothesis")  # asked for here, so that it is named
 except ImportError as error:
     raise _MissingExtraError("these tools", "hypothesis", "testing") from error
 
