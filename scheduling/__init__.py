@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .admission_policies import ADMISSION_POLICIES, Estimate, WorstCase
 from .base import (
+    INVALID_TOKEN,
     AdmissionPolicy,
     Drafter,
     ModelRunner,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMISSION_POLICIES",
+    "INVALID_TOKEN",
     "RETRACTION_POLICIES",
     "SCHEDULING_POLICIES",
     "AdmissionPolicy",

@@ -14,8 +14,10 @@ class RequestOutput(msgspec.Struct, frozen=True, gc=False):
         request: The request; its `usage` says what it has cost.
         tokens: Its new tokens; none if it ended without one.
         finish_reason: Why it ended; ``None`` if it goes on. Set exactly once a request.
+        error: What went wrong, if the reason is ``"error"``.
     """
 
     request: Request
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
+    error: BaseException | None = None
