@@ -115,7 +115,7 @@ class MemoryManager:
         """Let a scheduler, and no other, have the rows and pages from now on.
 
         Args:
-            scheduler: It has them until it is gone, or `unclaim` is called.
+            scheduler: It has them until it is gone, or gives them up by `unclaim`.
 
         Raises:
             RequestStateError: Another scheduler has them.
@@ -128,9 +128,10 @@ class MemoryManager:
             )
         self._scheduler = weakref.ref(scheduler)
 
-    def unclaim(self) -> None:
-        """Let another scheduler have the rows and pages."""
-        self._scheduler = None
+    def unclaim(self, scheduler: object) -> None:
+        """Let another scheduler have the rows and pages, if this one has them."""
+        if self._scheduler is not None and self._scheduler() is scheduler:
+            self._scheduler = None
 
     def attach(self) -> None:
         """Take note that a cache manages this memory from now on.

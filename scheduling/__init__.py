@@ -12,6 +12,7 @@ from .base import (
     AdmissionPolicy,
     Drafter,
     ModelRunner,
+    PooledRunner,
     QueueView,
     RetractionPolicy,
     SchedulingPolicy,
@@ -23,7 +24,7 @@ from .null_runner import NullRunner
 from .prefix_orders import DFSWeight, LongestPrefixMatch
 from .prompt_lookup import PromptLookup
 from .request import FinishReason, Request, RequestStatus
-from .request_output import RequestOutput
+from .request_output import ErrorMessage, OutputMessage, RequestOutput
 from .retraction_policies import RETRACTION_POLICIES, LeastLoss, Newest
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -62,6 +63,7 @@ __all__ = [
     "DFSWeight",
     "Drafter",
     "Engine",
+    "ErrorMessage",
     "Estimate",
     "FinishReason",
     "FirstComeFirstServed",
@@ -76,7 +78,9 @@ __all__ = [
     "ModelRunner",
     "Newest",
     "NullRunner",
+    "OutputMessage",
     "PagedAttention",
+    "PooledRunner",
     "PromptLookup",
     "QueueView",
     "RandomOrder",

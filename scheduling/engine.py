@@ -288,8 +288,12 @@ class Engine:
                 self._hand_over()
         if error is None or isinstance(error, NotComputedError):
             return None
+        answer.error = None  # who raises an error does not keep it
         if self.on_error == "raise" or not isinstance(error, Exception):
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         clear_frames_of(error)
         self._outputs += self.scheduler.take_outputs()
         return error

@@ -17,7 +17,7 @@ from .batch import Batch
 from .runner_thread import CallersThread, RunnerThread
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """What the runner said, and when it began and ended.
 
@@ -69,6 +69,7 @@ class HandedOver:
         self._lock = RLock()  # and who gets none waits for who has it
         self._answer: Answer | None = None
         self._delivery: Future[None] | None = None
+        self._has_raised = False
 
     def deliver(self, thread: RunnerThread | CallersThread) -> None:
         """Let the runner compute the step, unless it has been at it.
@@ -81,7 +82,11 @@ class HandedOver:
         self.is_delivered = True
 
     def wait(self) -> Answer:
-        """Wait for the answer; an interrupt of the wait changes nothing."""
+        """Wait for the answer; an interrupt of the wait changes nothing.
+
+        Raises:
+            KeyboardInterrupt: It came behind the answer, which the next call returns.
+        """
         delivery = self._delivery
         assert delivery is not None
         error = delivery.exception()  # returns when there is an answer
@@ -89,6 +94,9 @@ class HandedOver:
             # The runner is at work in this thread, and was interrupted on the way.
             now = self._clock()
             self._answer = Answer(_NO_TOKENS, error or NotComputedError(), now, now)
+        elif error is not None and not self._has_raised:
+            self._has_raised = True
+            raise error
         return self._answer
 
     def _compute(self) -> None:
@@ -97,13 +105,13 @@ class HandedOver:
                 return
             self._tickets.pop()
             begin = self._clock()
-            tokens = _NO_TOKENS
-            error: BaseException | None = None
             try:
                 tokens = self._runner.run(self.batch)
-            except BaseException as raised:
-                error = raised
-            self._answer = Answer(tokens, error, begin, self._clock())
+            except BaseException as error:
+                # No other name for it: it refers to this frame, through its traceback.
+                self._answer = Answer(_NO_TOKENS, error, begin, self._clock())
+            else:
+                self._answer = Answer(tokens, None, begin, self._clock())
 
 
 class NotComputedError(BaseException):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import (
+    CacheBusyError,
     LengthError,
     NonFiniteLogitsError,
     PrefixCache,
@@ -57,6 +58,8 @@ class Scheduler:
     Use it in turns: `schedule`, run the batch, `update`. With `overlap`, the next batch
     may be prepared while the runner computes the last one.
 
+    A cache has one scheduler at a time: until it is closed, or nobody holds it.
+
     Attributes:
         cache: Where the K and V of its requests are kept.
         limits: How much it may do at a time.
@@ -103,6 +106,7 @@ class Scheduler:
 
         Raises:
             ConfigError: A number is out of range, or a policy is unknown.
+            RequestStateError: The cache has another scheduler.
         """
         check_kind("limits", limits, SchedulerLimits | None)
         self.cache = cache
@@ -140,6 +144,26 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_looked_at = 0
         self._turn = Turn()
+        self._is_closed = False
+        cache.memory.claim(self)
+
+    def close(self) -> None:
+        """Leave the cache to another scheduler, with all that is cached.
+
+        Raises:
+            CacheBusyError: There are requests, or outputs that nobody has taken.
+            RequestStateError: The call comes from within another one.
+            WrongThreadError: Another thread owns the scheduler.
+        """
+        with self._turn:
+            if self.has_requests:
+                raise CacheBusyError(
+                    "only a scheduler without requests can be closed, got "
+                    f"{len(self._requests)}, {len(self._in_flight)} batches in flight "
+                    f"and {len(self._outputs)} outputs to take"
+                )
+            self._is_closed = True
+            self.cache.memory.unclaim(self)
 
     @property
     def num_retractions(self) -> int:
@@ -179,7 +203,7 @@ class Scheduler:
             TokenError: The prompt has a token outside of the vocabulary.
             ConfigError: `request` is none.
             RequestStateError: The request is not new, or its id is in use; or it comes
-                from within another call of the scheduler.
+                from within another call of the scheduler, or after `close`.
             WrongThreadError: Another thread owns the scheduler.
         """
         self.check_request(request)
@@ -204,6 +228,8 @@ class Scheduler:
             RequestStateError: The request is not new, or its id is in use.
         """
         check_kind("request", request, Request)
+        if self._is_closed:
+            raise RequestStateError("a scheduler that is closed takes no requests")
         is_new = request.arrival < 0 and not request.num_output_tokens
         if not is_new or request.request_id in self._requests:
             raise RequestStateError(
