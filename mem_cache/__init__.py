@@ -45,7 +45,7 @@ from .eviction_policies import (
 )
 from .hit_report import HitReport
 from .kv_cache_info import KVCacheInfo
-from .memory_manager import MemoryManager
+from .memory_manager import MemoryManager, PagePool
 from .planning import (
     ChunkedLocalAttentionSpec,
     ConfigObject,
@@ -135,6 +135,7 @@ __all__ = [
     "OutOfPagesError",
     "PageError",
     "PagePart",
+    "PagePool",
     "PageTable",
     "PagesInUseError",
     "PlanReport",

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.mem_cache.memory_manager import PagePool
+from radixkv.mem_cache import PagePool
 
 from .batch import Batch
 from .request import Request

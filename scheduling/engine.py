@@ -11,11 +11,11 @@ from typing import Literal, Self, TypeAlias, get_args
 from radixkv.mem_cache import (
     BatchRefusedError,
     ConfigError,
+    PagePool,
     RadixKVError,
     RequestStateError,
     StalledError,
 )
-from radixkv.mem_cache.memory_manager import PagePool
 from radixkv.mem_cache.sizes import as_size
 
 from .base import ModelRunner, PooledRunner
