@@ -18,11 +18,13 @@ from .errors import (
     KVCacheMemoryError,
     LengthError,
     MissingExtraError,
+    NonFiniteLogitsError,
     OutOfContentsError,
     OutOfPagesError,
     PageError,
     PagesInUseError,
     PolicyError,
+    PoolSizeError,
     QuotaError,
     RadixKVError,
     RequestStateError,
@@ -44,7 +46,7 @@ from .eviction_policies import (
 )
 from .hit_report import HitReport
 from .kv_cache_info import KVCacheInfo
-from .memory_manager import MemoryManager
+from .memory_manager import MemoryManager, PagePool
 from .planning import (
     ChunkedLocalAttentionSpec,
     ConfigObject,
@@ -129,15 +131,18 @@ __all__ = [
     "MemoryManager",
     "MissingExtraError",
     "NamespaceStats",
+    "NonFiniteLogitsError",
     "Obstacle",
     "OutOfContentsError",
     "OutOfPagesError",
     "PageError",
     "PagePart",
+    "PagePool",
     "PageTable",
     "PagesInUseError",
     "PlanReport",
     "PolicyError",
+    "PoolSizeError",
     "PrefixCache",
     "Priority",
     "QuotaError",

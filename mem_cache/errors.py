@@ -7,6 +7,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     ├── ConfigError (ValueError)              a size or an option out of range
     │   ├── BatchRefusedError                 a batch that a runner has no pages for
     │   ├── MissingExtraError (ImportError)   a package of an extra is not installed
+    │   ├── PoolSizeError                     a growth beyond the pool of a worker
     │   ├── SpecConflictError                 workers that contradict each other
     │   └── UnknownSpecError                  a kind of cache without a grouping rule
     ├── TokenError (ValueError)               ids that no int32 vocabulary has
@@ -24,6 +25,7 @@ A refused call changes nothing. Caller mistakes also inherit the built-in that f
     │   └── StalledError                      requests of which none can go on
     ├── WrongThreadError (RuntimeError)       a call from a thread that is not the owner
     ├── PolicyError (RuntimeError)            the caller's policy or drafter failed
+    ├── NonFiniteLogitsError (ArithmeticError)    a model that says no next token
     ├── BackendUnavailableError (RuntimeError)    a kernel that cannot run here
     └── IntegrityError (RuntimeError)         the structures contradict each other
 """
@@ -69,6 +71,30 @@ class MissingExtraError(ConfigError, ImportError):
     def __str__(self) -> str:
         """Say what is missing, and how to install it."""
         return f"{self.what} need {self.package}: pip install 'radixkv[{self.extra}]'"
+
+
+class PoolSizeError(ConfigError):
+    """The cache would have more pages than the pool of a worker.
+
+    Grow the pool first.
+
+    Attributes:
+        num_pages: Pages that the cache would have.
+        max_num_pages: Pages of the smallest pool.
+    """
+
+    def __init__(self, num_pages: int, max_num_pages: int) -> None:
+        """Keep the numbers."""
+        super().__init__(num_pages, max_num_pages)
+        self.num_pages = num_pages
+        self.max_num_pages = max_num_pages
+
+    def __str__(self) -> str:
+        """Say how many pages were asked for, and how many there are."""
+        return (
+            f"num_pages must be <= {self.max_num_pages}, the pages of a worker's pool, "
+            f"got {self.num_pages}: grow the pool first"
+        )
 
 
 class SpecConflictError(ConfigError):
@@ -275,6 +301,14 @@ class WrongThreadError(RadixKVError, RuntimeError):
 
 class PolicyError(RadixKVError, RuntimeError):
     """The caller's policy or drafter failed; the cause is its own error, if any."""
+
+
+class NonFiniteLogitsError(RadixKVError, ArithmeticError):
+    """The model gives a request no next token: its logits are no numbers to compare.
+
+    One of them is NaN or positive infinity, or all are negative infinity. The request
+    ends with this error, alone.
+    """
 
 
 class IntegrityError(RadixKVError, RuntimeError):

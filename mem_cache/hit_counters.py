@@ -54,7 +54,10 @@ class HitCounters:
     def count(self, request: RequestKV) -> None:
         """Count the admission of a request that just got its first pages."""
         hit = request.hit
-        computed_len = request.computed_len
+        self.num_admitted_requests += 1
+        if request.computed_len:
+            self._count_resumed(request)
+            return
         if isinstance(hit, HitReport):
             self._count_misses(hit)
             num_tokens, num_cached = hit.num_tokens, hit.granted_len
@@ -64,18 +67,21 @@ class HitCounters:
                 num_whole = hit[3] // TOKEN_BYTES
                 self.num_missed_cold_tokens += num_whole - num_cached
                 self.num_missed_unaligned_tokens += num_tokens - num_whole
-        self.num_admitted_requests += 1
-        if computed_len:
-            self.num_resumed_requests += 1
-            num_resumed = min(num_cached, computed_len)
-            self.num_resumed_cached_tokens += num_resumed
-            self.num_recomputed_tokens += computed_len - num_resumed
-            num_tokens -= computed_len
-            num_cached -= num_resumed
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached
         if request.node is not None:
             request.node.root.counters.count(num_tokens, num_cached)
+
+    def _count_resumed(self, request: RequestKV) -> None:
+        """Count what a request had computed: its prompt counted when it first came."""
+        hit = request.hit
+        num_cached = hit.granted_len if isinstance(hit, HitReport) else hit[1]
+        num_resumed = min(num_cached, request.computed_len)
+        self.num_resumed_requests += 1
+        self.num_resumed_cached_tokens += num_resumed
+        self.num_recomputed_tokens += request.computed_len - num_resumed
+        if request.node is not None:
+            request.node.root.counters.count(0, 0)
 
     def _count_misses(self, report: HitReport) -> None:
         self.num_missed_forgotten_tokens += report.num_forgotten_tokens

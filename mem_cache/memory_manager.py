@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .allocator import TokenToKVPoolAllocator
-from .errors import ConfigError
+from .errors import ConfigError, PoolSizeError, RequestStateError
 from .page_copies import PageCopies
 from .request_table import RequestTable
 from .sizes import Integer, as_size
@@ -14,13 +15,24 @@ if TYPE_CHECKING:
     from .kv_pool import KVPool
 
 
+@runtime_checkable
+class PagePool(Protocol):
+    """What has as many pages as a cache may have, such as a `KVPool`."""
+
+    @property
+    def num_pages(self) -> int:
+        """Usable pages, ``1..num_pages``."""
+        ...
+
+
 class MemoryManager:
     """The composition root of a process that owns KV memory.
 
     The allocator is the only holder of the state of pages; the methods here delegate to
-    it. On the engine side there is no pool. Where the process has one, a resize keeps
-    it in step; it is then the only pool that the cache is for, as workers elsewhere
-    would not be told of the pages that moved.
+    it. On the engine side there is no pool. Where the process has one, `kv_pool`, a
+    resize keeps it in step; it is then the only pool that the cache is for, as workers
+    elsewhere would not be told of the pages that moved. Pools that others resize are
+    joined: the cache never has more pages than one of them.
 
     Attributes:
         allocator: Which pages are free, and the page size.
@@ -46,7 +58,8 @@ class MemoryManager:
             page_size: Slots a page, at least 1.
             max_num_requests: Requests that can run at a time, at least 1.
             max_context_len: Longest sequence of a request, in tokens, at least 1.
-            kv_pool: The K and V buffers, if this process has them, of the same sizes.
+            kv_pool: The K and V buffers, if this process has them, of the same sizes:
+                a resize of the cache resizes them.
 
         Raises:
             ConfigError: A number is out of range, or the pool has other sizes.
@@ -64,6 +77,61 @@ class MemoryManager:
                 )
         self.kv_pool = kv_pool
         self._is_attached = False
+        # Weak, as is whom the cache is for: both hold the cache.
+        self._pools: list[weakref.ref[PagePool]] = []
+        self._scheduler: weakref.ref[object] | None = None
+
+    def join(self, pool: PagePool) -> None:
+        """Take note of a worker's pool, which a growth must not go beyond.
+
+        `Engine` does so for the pool of its runner. The pool is forgotten when nobody
+        else holds it.
+
+        Args:
+            pool: It may be resized at any time; `kv_pool` need not be told.
+        """
+        if pool is not self.kv_pool and pool not in self._joined():
+            self._pools.append(weakref.ref(pool))
+
+    def check_growth(self, num_pages: int) -> None:
+        """Refuse more pages than a pool has that was joined.
+
+        Raises:
+            PoolSizeError: Grow that pool first.
+        """
+        if num_pages <= self.num_pages:
+            return
+        most = min((pool.num_pages for pool in self._joined()), default=num_pages)
+        if num_pages > most:
+            raise PoolSizeError(num_pages, most)
+
+    def _joined(self) -> list[PagePool]:
+        """Return the pools that are still there, and forget the others."""
+        pools = [pool for ref in self._pools if (pool := ref()) is not None]
+        self._pools = [weakref.ref(pool) for pool in pools]
+        return pools
+
+    def claim(self, scheduler: object) -> None:
+        """Let a scheduler, and no other, have the rows and pages from now on.
+
+        Args:
+            scheduler: It has them until it is gone, or gives them up by `unclaim`.
+
+        Raises:
+            RequestStateError: Another scheduler has them.
+        """
+        other = self._scheduler and self._scheduler()
+        if other is not None and other is not scheduler:
+            raise RequestStateError(
+                "a cache must have one scheduler, got a second one: close the first, "
+                "or drop it"
+            )
+        self._scheduler = weakref.ref(scheduler)
+
+    def unclaim(self, scheduler: object) -> None:
+        """Let another scheduler have the rows and pages, if this one has them."""
+        if self._scheduler is not None and self._scheduler() is scheduler:
+            self._scheduler = None
 
     def attach(self) -> None:
         """Take note that a cache manages this memory from now on.
@@ -99,9 +167,11 @@ class MemoryManager:
 
         Raises:
             ConfigError: `num_pages` is out of range.
+            PoolSizeError: A pool that was joined has fewer.
             PagesInUseError: A page above the new end is in use.
         """
         end = as_size("num_pages", num_pages)
+        self.check_growth(end)
         pool = self.kv_pool
         # At no time may the allocator hand out pages that the pool does not have.
         if pool is not None and end > self.num_pages:

@@ -334,8 +334,8 @@ class PrefixCache(OpenObject):
                 Python, 1, 1.0 and True are equal.
             priority: Raises the priority of the path that the request publishes.
             computed_len: How many of the tokens the request had computed before it was
-                retracted. In the statistics they are apart: computing them again is no
-                miss, and finding them is no hit.
+                retracted. If it had any, it counts as resumed: what it has to compute
+                is no miss any more, and what it finds is no hit.
 
         Returns:
             The request's handle; all three lengths equal the hit, or two of them are
@@ -719,15 +719,18 @@ class PrefixCache(OpenObject):
         and the next message tells the workers what to copy. `alloc_for_extend` of an
         empty batch gives a message at once.
 
-        A worker elsewhere resizes its own pool: before the engine grows, and after it
-        applied the first message that was made after a shrink. Slots that were read
-        before a shrink are void; messages that were made before it are not.
+        A pool that was given to the memory manager as its `kv_pool` is resized as well.
+        A worker resizes any other: before the engine grows, and after it applied the
+        first message that was made after a shrink. `MemoryManager.join` makes sure of
+        the former. Slots that were read before a shrink are void; messages that were
+        made before it are not.
 
         Args:
             num_pages: The new number of usable pages, at least 1.
 
         Raises:
             ConfigError: `num_pages` is out of range, or below the floors together.
+            PoolSizeError: The pool of a worker has fewer pages.
             PagesInUseError: Running requests, and the floors, need more pages.
             PolicyError: The eviction policy failed.
 
@@ -737,6 +740,7 @@ class PrefixCache(OpenObject):
             return self.watch.call(self.resize, num_pages)
         self._check_thread()
         end = as_size("num_pages", num_pages)
+        self.memory.check_growth(end)
         needed = self._tree.num_protected_pages + self._running.num_held_pages
         evictable = self._tree.num_evictable_pages
         if self._quotas is not None:

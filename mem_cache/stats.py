@@ -19,8 +19,8 @@ class CacheStats:
         num_contents: Contents that have a virtual token.
         num_admitted_requests: Requests that were admitted and got pages so far.
         num_resumed_requests: Those of them that had been retracted before.
-        num_prompt_tokens: Tokens of the admitted requests, but those that they had
-            computed before they were retracted.
+        num_prompt_tokens: Tokens of the admitted requests when they first came: not
+            again after a retraction, nor what they have sampled by then.
         num_cached_tokens: Those of them that were cached. The rest is told by reason,
             as in `HitReport`, unless the cache does not explain:
         num_missed_evicted_tokens: Evicted.
@@ -86,7 +86,7 @@ class NamespaceStats:
         ceiling_size: Most that it may use; ``None`` without a bound.
         num_admitted_requests: As in `CacheStats`, but only of this namespace; so are
             those that follow.
-        num_prompt_tokens: Tokens of the admitted requests.
+        num_prompt_tokens: Tokens of the admitted requests when they first came.
         num_cached_tokens: Those of them that were cached.
     """
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from .admission_policies import ADMISSION_POLICIES, Estimate, WorstCase
 from .base import (
+    INVALID_TOKEN,
     AdmissionPolicy,
     Drafter,
     ModelRunner,
+    PooledRunner,
     QueueView,
     RetractionPolicy,
     SchedulingPolicy,
@@ -22,7 +24,7 @@ from .null_runner import NullRunner
 from .prefix_orders import DFSWeight, LongestPrefixMatch
 from .prompt_lookup import PromptLookup
 from .request import FinishReason, Request, RequestStatus
-from .request_output import RequestOutput
+from .request_output import ErrorMessage, OutputMessage, RequestOutput
 from .retraction_policies import RETRACTION_POLICIES, LeastLoss, Newest
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMISSION_POLICIES",
+    "INVALID_TOKEN",
     "RETRACTION_POLICIES",
     "SCHEDULING_POLICIES",
     "AdmissionPolicy",
@@ -60,6 +63,7 @@ __all__ = [
     "DFSWeight",
     "Drafter",
     "Engine",
+    "ErrorMessage",
     "Estimate",
     "FinishReason",
     "FirstComeFirstServed",
@@ -74,7 +78,9 @@ __all__ = [
     "ModelRunner",
     "Newest",
     "NullRunner",
+    "OutputMessage",
     "PagedAttention",
+    "PooledRunner",
     "PromptLookup",
     "QueueView",
     "RandomOrder",

@@ -251,7 +251,7 @@ class Admissions:
             obstacle = Obstacle.QUOTA if is_quota else Obstacle.PAGES
             self._keep(request, obstacle, room)
             return obstacle
-        if not request.num_retractions:
+        if not (request.num_retractions or request.num_requeues):
             request.num_cached_tokens = kv.committed_len
         self._waiting.remove(request)
         self._running.add(request)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.mem_cache import PagePool
+
 from .batch import Batch
 from .request import Request
+
+INVALID_TOKEN: Final = -1
+"""What a runner returns where there is no next token: the logits are not finite."""
 
 
 class ModelRunner(Protocol):
@@ -33,9 +38,24 @@ class ModelRunner(Protocol):
             The next token behind each of the last `num_samples` positions of each
             entry, in batch order, int32 `[num_samples]`. An entry with drafts has one
             more than these: what the model would have said instead of each draft, and
-            what follows the last.
+            what follows the last. `INVALID_TOKEN` where the model says nothing, because
+            a logit is NaN or positive infinity, or all are negative infinity: the
+            request ends with a `NonFiniteLogitsError`, and the others go on.
         """
         ...
+
+
+@runtime_checkable
+class PooledRunner(ModelRunner, Protocol):
+    """A runner that shows the pool in which it keeps K and V.
+
+    `Engine` tells the cache of it, which cannot grow beyond it then.
+
+    Attributes:
+        pool: How many pages there are, such as a `KVPool`.
+    """
+
+    pool: PagePool
 
 
 class QueueView(Protocol):

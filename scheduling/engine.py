@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, Self, TypeAlias, get_args
 
 from radixkv.mem_cache import (
     BatchRefusedError,
+    ConfigError,
+    PagePool,
     RadixKVError,
     RequestStateError,
     StalledError,
 )
+from radixkv.mem_cache.sizes import as_size
 
-from .base import ModelRunner
+from .base import ModelRunner, PooledRunner
 from .batch import Batch, BatchEntry
+from .handed_over import Answer, HandedOver, NotComputedError, clear_frames_of
 from .request import Request
 from .request_output import RequestOutput
 from .runner_thread import CallersThread, RunnerThread
 from .scheduler import Scheduler
 from .stall import stall_message
+
+OnError: TypeAlias = Literal["end", "requeue", "raise"]
+"""What becomes of the requests of a step that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class StepReport:
 
     Attributes:
         outputs: New tokens and ends.
-        num_tokens: Tokens computed.
+        num_tokens: Tokens computed; none if the step failed.
         num_prefill_tokens: Those of them that belong to prompts, or were computed again
             after a retraction.
         schedule_s: Seconds to choose steps and give them slots: this one or, where they
@@ -44,6 +47,7 @@ class StepReport:
         wait_s: Seconds that the call waited for it. The rest of `run_s` passed while
             the next step was scheduled, or before the call.
         update_s: Seconds to publish, finish and free.
+        error: Why the step failed, if it did.
     """
 
     outputs: list[RequestOutput]
@@ -54,6 +58,7 @@ class StepReport:
     run_s: float = 0.0
     wait_s: float = 0.0
     update_s: float = 0.0
+    error: Exception | None = None
 
     @property
     def total_s(self) -> float:
@@ -73,6 +78,8 @@ class Engine:
     Attributes:
         scheduler: Chooses the steps.
         runner: Computes them.
+        on_error: What becomes of the requests of a step that fails.
+        max_requeues: How often a request is queued again without a new token.
     """
 
     def __init__(
@@ -80,23 +87,47 @@ class Engine:
         scheduler: Scheduler,
         runner: ModelRunner,
         *,
+        on_error: OnError = "end",
+        max_requeues: int = 2,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Join a scheduler and a runner.
 
         Args:
             scheduler: Chooses the steps.
-            runner: Computes them.
+            runner: Computes them. If it shows its pool, as a `PooledRunner` does, then
+                the cache cannot grow beyond it.
+            on_error: If the runner fails, or answers with what are no next tokens, the
+                requests of that step ``"end"``, with the reason ``"error"`` and the
+                exception on their last output; the others go on. Or they are queued
+                again: ``"requeue"``. Or they end and the exception is raised:
+                ``"raise"``.
+            max_requeues: How often a request is queued again without a new token in
+                between, before it ends after all; at least 0.
             clock: Seconds, for the reports only; it decides nothing. The runner's
                 thread asks it, too.
+
+        Raises:
+            ConfigError: `max_requeues` is negative, or `on_error` is unknown.
         """
+        if on_error not in get_args(OnError):
+            raise ConfigError(
+                f"on_error must be one of {get_args(OnError)}, got {on_error!r}"
+            )
         self.scheduler = scheduler
         self.runner = runner
+        self.on_error = on_error
+        self.max_requeues = as_size("max_requeues", max_requeues, 0)
         self._clock = clock
         self._thread: RunnerThread | CallersThread | None = None
-        self._in_flight: _StepInFlight | None = None
-        # Made, but not handed to the runner yet: it needs the tokens of the other.
-        self._prepared: Batch | None = None
+        # What the runner was given. Of the scheduler's batches in flight, that is the
+        # oldest, if any: what is not there any more is done, and another one has been
+        # prepared. So an interrupt between two calls loses no batch.
+        self._handed_over: HandedOver | None = None
+        self._outputs: list[RequestOutput] = []  # not told yet
+        self._is_closing = False
+        if isinstance(runner, PooledRunner) and isinstance(runner.pool, PagePool):
+            scheduler.cache.memory.join(runner.pool)
 
     def __enter__(self) -> Self:
         """Return the engine, which is closed at the end of the block."""
@@ -115,53 +146,61 @@ class Engine:
         """Wait until the runner is idle, and end its thread if it has one.
 
         Nothing is lost: what was computed comes with the next `step`, which starts a
-        new thread.
+        new thread. So does a failure: nothing that the runner raises comes from here.
         """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
+        if self._thread is not None:
+            self._is_closing = True
+            self._thread.shutdown()
+            self._thread = None
+        self._is_closing = False
 
     def step(self) -> StepReport:
         """Compute one step.
 
-        If the runner fails, or answers with what are no next tokens, the requests of
-        the step are aborted, and the error is raised; the others can go on. An
-        interrupt while the runner is at work in its thread leaves all as it is: the
-        next call waits for the same step.
+        What becomes of the requests of a step that fails, `on_error` says. What is no
+        `Exception`, such as `KeyboardInterrupt`, is raised in any case, and ends no
+        request: those of the step are queued again, whether they may be or not, and the
+        next call goes on. An interrupt while the runner is at work in its thread leaves
+        even that step as it is: the next call waits for it. Only where it cuts
+        `Scheduler.schedule` or `update` short, that scheduler is of no use any more.
+
+        Returns:
+            What became of the requests since the last call, and how long it took.
 
         Raises:
             StalledError: There are requests, but none of them can go on; the message
                 says why.
+            PolicyError: A policy failed, see `Scheduler.schedule`; try again.
         """
         clock = self._clock
         begin = clock()
-        if self._in_flight is None:
-            self._prepare()
-            if self._prepared is None:
+        if self._oldest() is None:
+            self.scheduler.schedule()
+            if self._oldest() is None:
                 return self._idle(begin)
         chosen = clock()
-        if self._in_flight is None:
-            self._hand_over()
+        step = self._hand_over()
         started = prepared = clock()
         if self.scheduler.overlap:
-            self._prepare()
+            if self.scheduler.num_in_flight == 1:
+                self.scheduler.schedule()
             prepared = clock()
-        step = self._in_flight
-        assert step is not None
-        step.answer.exception()  # returns when there is an answer
+        answer = step.wait()
         answered = clock()
-        outputs = self._land(step)
+        error = self._land(step.batch, answer)
+        outputs, self._outputs = self._outputs, []
         updated = clock()
-        answer = step.answer.result()
+        entries = () if error else step.batch.entries
         return StepReport(
             outputs=outputs,
-            num_tokens=step.batch.num_tokens,
-            num_prefill_tokens=sum(_num_prefill_tokens(e) for e in step.batch.entries),
+            num_tokens=sum(entry.stop - entry.start for entry in entries),
+            num_prefill_tokens=sum(_num_prefill_tokens(entry) for entry in entries),
             schedule_s=chosen - begin + prepared - started,
             hidden_s=answer.overlap_s(started, prepared),
             run_s=answer.end - answer.begin,
             wait_s=started - chosen + answered - prepared,
             update_s=updated - answered,
+            error=error,
         )
 
     def run(self) -> Iterator[StepReport]:
@@ -209,87 +248,89 @@ class Engine:
 
     # One step ---------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Schedule a step, unless one is left from a call that was interrupted."""
-        if self._prepared is None:
-            self._prepared = self.scheduler.schedule()
+    def _oldest(self) -> Batch | None:
+        """Return the batch that the runner has, or is to have next."""
+        return next(iter(self.scheduler.in_flight), None)
 
-    def _hand_over(self) -> None:
-        """Let the runner compute what was prepared: at once, or in its thread."""
-        batch = self._prepared
+    def _hand_over(self) -> HandedOver:
+        """Give the oldest batch to the runner, unless it has it: at once, or later."""
+        batch = self._oldest()
         assert batch is not None
-        if self._thread is None:
-            self._thread = RunnerThread() if self.scheduler.overlap else CallersThread()
-        answer = self._thread.submit(self._compute, batch)
-        self._in_flight = _StepInFlight(batch, answer)
-        self._prepared = None
-        self._thread.wait_for_begin()
+        step = self._handed_over
+        if step is None or step.batch is not batch:
+            step = self._handed_over = HandedOver(batch, self.runner, self._clock)
+        if not step.is_delivered:
+            if self._is_closing:
+                self.close()  # an interrupt has cut that short
+            if self._thread is None:
+                overlap = self.scheduler.overlap
+                self._thread = RunnerThread() if overlap else CallersThread()
+            step.deliver(self._thread)
+        return step
 
-    def _compute(self, batch: Batch) -> _Answer:
-        begin = self._clock()
-        next_tokens = self.runner.run(batch)
-        return _Answer(next_tokens, begin, self._clock())
+    def _land(self, batch: Batch, answer: Answer) -> Exception | None:
+        """Take the runner's answer, and hand over what was prepared meanwhile.
 
-    def _land(self, step: _StepInFlight) -> list[RequestOutput]:
-        """Take the runner's answer, and hand over what was prepared meanwhile."""
-        self._in_flight = None
+        Returns:
+            What went wrong, if it is to be told and not raised.
+        """
+        error = answer.error
         try:
-            try:
-                next_tokens = step.answer.result().next_tokens
-            except BaseException as error:
-                self._give_up(step.batch, error)
-                raise
-            try:
-                return self.scheduler.update(step.batch, next_tokens)
-            except RadixKVError as error:  # no tokens for this step
-                self._give_up(step.batch, error)
-                raise
+            if error is None:
+                error = self._update(batch, answer)
+            if error is not None:
+                self._give_up(batch, error)
         finally:
             # After a failure as well: later messages build on that of the batch. Those
-            # of its requests that depend on the failed step have ended.
-            if self._prepared is not None:
+            # of its requests that depend on the failed step are not in it any more.
+            oldest = self._oldest()
+            if oldest is not None and oldest is not batch:
                 self._hand_over()
+        if error is None or isinstance(error, NotComputedError):
+            return None
+        answer.error = None  # who raises an error does not keep it
+        if self.on_error == "raise" or not isinstance(error, Exception):
+            try:
+                raise error
+            finally:
+                del error
+        clear_frames_of(error)
+        self._outputs += self.scheduler.take_outputs()
+        return error
+
+    def _update(self, batch: Batch, answer: Answer) -> RadixKVError | None:
+        """Let the scheduler take the tokens; or return why it does not."""
+        try:
+            self._outputs += self.scheduler.update(batch, answer.next_tokens)
+        except RadixKVError as error:
+            if self._oldest() is not batch:
+                raise  # it had begun to take them
+            return error
+        return None
 
     def _give_up(self, batch: Batch, error: BaseException) -> None:
-        """End the requests of a step that failed."""
+        """End the requests of a step that failed, or queue them again."""
         lost = [batch]
         if isinstance(error, BatchRefusedError):
-            if self._prepared is not None:
-                lost.append(self._prepared)  # it builds on a message that is lost
-                self._prepared = None
+            # What was prepared meanwhile builds on a message that is lost.
+            lost = list(self.scheduler.in_flight)
             for each in reversed(lost):
                 self.scheduler.cache.recall(each.kv_cache_info)
+        max_requeues = self.max_requeues if self.on_error == "requeue" else 0
+        is_interrupt = not isinstance(error, Exception)
         for each in lost:
-            self.scheduler.cancel(each)
+            self.scheduler.cancel(
+                each, error, max_requeues=None if is_interrupt else max_requeues
+            )
 
     def _idle(self, begin: float) -> StepReport:
         """Report a step in which there was nothing to compute."""
         scheduler = self.scheduler
-        outputs = scheduler.take_outputs()
-        if scheduler.has_requests and not outputs:
+        self._outputs += scheduler.take_outputs()
+        if scheduler.has_requests and not self._outputs:
             raise StalledError(stall_message(scheduler.explain_stall()))
+        outputs, self._outputs = self._outputs, []
         return StepReport(outputs, schedule_s=self._clock() - begin)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the runner said, and when it began and ended."""
-
-    next_tokens: NDArray[np.int32]
-    begin: float
-    end: float
-
-    def overlap_s(self, begin: float, end: float) -> float:
-        """Return for how long of a span the runner was at work."""
-        return max(0.0, min(end, self.end) - max(begin, self.begin))
-
-
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
-    """A step in the hands of the runner."""
-
-    batch: Batch
-    answer: Future[_Answer]
 
 
 def _num_prefill_tokens(entry: BatchEntry) -> int:

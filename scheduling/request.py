@@ -45,6 +45,8 @@ class FinishReason(StrEnum):
     """Its caller took it back."""
     REFUSED = "refused"
     """The cache cannot hold it any more, not even alone."""
+    ERROR = "error"
+    """It could not be computed; its `error` says why."""
 
 
 class Request:
@@ -54,12 +56,14 @@ class Request:
 
     Attributes:
         request_id: The caller's name for the request.
-        sampling_params: How its tokens are chosen.
+        sampling_params: How its tokens are chosen. The scheduler gives those who sample
+            without a seed one of their own.
         namespace: Shares cached prefixes only with requests of the same namespace.
         priority: Higher goes first, where a policy looks at it.
         kv: Its part of the KV cache while it runs.
         status: Where it is.
         finish_reason: Why it ended, once it has.
+        error: What went wrong, if that is why it ended.
         max_kv_len: Positions that it needs K and V of at its longest. The newest token
             needs none: it is never fed back.
         num_cached_tokens: Prompt tokens that the cache had when it first ran.
@@ -67,7 +71,11 @@ class Request:
         num_draft_tokens: Draft tokens that were verified for it.
         num_accepted_tokens: Those of them that became output.
         num_retractions: How often its pages were taken back.
-        retracted_len: Tokens that had K and V when they were; the most so far.
+        num_requeues: How often it was queued again because its step had failed.
+        num_failures: How often its step failed since it had its last token.
+        failed_len: Tokens that it had when its step failed last.
+        retracted_len: Tokens that had K and V when its pages were taken back; the most
+            so far.
         reserves_all: Whether room is set aside for all that it can need, whatever the
             admission policy says.
         arrival: Its number in the order of submission; -1 before.
@@ -96,6 +104,8 @@ class Request:
         "arrival",
         "arrived_at",
         "arrived_s",
+        "error",
+        "failed_len",
         "finish_reason",
         "finished_s",
         "first_token_s",
@@ -109,9 +119,11 @@ class Request:
         "num_computed_tokens",
         "num_deferrals",
         "num_draft_tokens",
+        "num_failures",
         "num_in_flight",
         "num_overtakes",
         "num_pending",
+        "num_requeues",
         "num_retractions",
         "prefill_len",
         "priority",
@@ -160,12 +172,16 @@ class Request:
         self.kv: RequestKV | None = None
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None
         self.max_kv_len = len(tokens) + self.sampling_params.max_new_tokens - 1
         self.num_cached_tokens = 0
         self.num_computed_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_retractions = 0
+        self.num_requeues = 0
+        self.num_failures = 0
+        self.failed_len = 0
         self.retracted_len = 0
         self.reserves_all = False
         self.arrival = -1
@@ -227,6 +243,11 @@ class Request:
         return self._num_tokens - (self.kv.committed_len if self.kv else 0)
 
     @property
+    def seed(self) -> int | None:
+        """The seed that it samples with; ``None`` before it has one, or needs none."""
+        return self.sampling_params.seed
+
+    @property
     def usage(self) -> RequestUsage:
         """What it has cost so far."""
         return RequestUsage(
@@ -237,6 +258,8 @@ class Request:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             num_retractions=self.num_retractions,
+            num_requeues=self.num_requeues,
+            seed=self.seed,
             queue_s=self._since_arrival(self.admitted_s),
             first_token_s=self._since_arrival(self.first_token_s),
             total_s=self._since_arrival(self.finished_s),
@@ -246,9 +269,9 @@ class Request:
         """Make several requests of this one, which share its prompt's pages.
 
         They differ in their ids, ``(request_id, i)``, and in their seeds, which count
-        up from this one's. Queue them instead of this one: the first computes the
-        prompt, the others wait for it, hold no pages meanwhile, and compute no more
-        than what is behind its last whole page.
+        up from this one's if it has one. Queue them instead of this one: the first
+        computes the prompt, the others wait for it, hold no pages meanwhile, and
+        compute no more than what is behind its last whole page.
 
         Args:
             num_samples: How many, at least 1.
@@ -261,11 +284,12 @@ class Request:
         if self.arrival >= 0 or self.num_output_tokens:
             raise RequestStateError(f"only a new request can fan out, got {self!r}")
         params = self.sampling_params
+        seed = params.seed
         return [
             Request(
                 (self.request_id, i),
                 self.tokens,
-                replace(params, seed=(params.seed + i) % 2**64),
+                replace(params, seed=None if seed is None else (seed + i) % 2**64),
                 namespace=self.namespace,
                 priority=self.priority,
             )

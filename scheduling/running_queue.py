@@ -87,11 +87,20 @@ class RunningQueue:
         """Take the pages of a request back; what it computed stays cached."""
         self.remove(request)
         self.num_retractions += 1
-        kv = kv_of(request)
-        request.retracted_len = max(request.retracted_len, kv.committed_len)
-        self._publish_and_release(request, kv)
-        request.status = RequestStatus.WAITING
         request.num_retractions += 1
+        self._take_back(request)
+
+    def roll_back(self, request: Request, good_len: int) -> None:
+        """Take the pages of a request back; a step that computed it has failed.
+
+        Args:
+            request: It is out of the queue, and no step in flight computes it.
+            good_len: Positions that were computed before that step. These stay cached.
+        """
+        kv = kv_of(request)
+        if good_len < kv.allocated_len:
+            self._cache.truncate(kv, good_len)
+        self._take_back(request)
 
     def close(self, request: Request) -> None:
         """Give the part of the cache back that a request at its end still has."""
@@ -101,6 +110,12 @@ class RunningQueue:
         else:
             self._cache.release(kv)
             request.kv = None
+
+    def _take_back(self, request: Request) -> None:
+        kv = kv_of(request)
+        request.retracted_len = max(request.retracted_len, kv.committed_len)
+        self._publish_and_release(request, kv)
+        request.status = RequestStatus.WAITING
 
     def _publish_and_release(self, request: Request, kv: RequestKV) -> None:
         self._cache.cache_finished_req(

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
+from .base import INVALID_TOKEN
 from .sampling_params import SamplingParams
 
 
@@ -23,21 +24,28 @@ def sample(
     Salmon et al., 2011), so neither the rest of the batch nor the schedule changes it.
 
     Args:
-        logits: Floating point `[num_rows, vocab_size]`.
-        params: Options of each row, `[num_rows]`.
+        logits: Floating point `[num_rows, vocab_size]`. Negative infinity stands for a
+            token that must not be chosen.
+        params: Options of each row, `[num_rows]`. Without a seed, it is 0.
         positions: Position that each chosen token will take, `[num_rows]`.
 
     Returns:
         Token ids, int32 `[num_rows]`. Of equal logits the lower id counts as likelier.
+        `INVALID_TOKEN` for a row with a NaN or a positive infinity anywhere, or with
+        nothing but negative infinities, whatever its options.
     """
     tokens = logits.argmax(-1)
+    # NaN counts as the highest, so this is finite for the good rows alone. It stays on
+    # the device: nothing waits for it.
+    is_valid = logits.gather(-1, tokens[:, None])[:, 0].isfinite()
     random_rows = [row for row, p in enumerate(params) if not p.is_greedy]
     if random_rows:
         tokens[random_rows] = _draw(
             logits[random_rows],
             [params[row] for row in random_rows],
-            [_uniform(params[row].seed, positions[row]) for row in random_rows],
+            [_uniform(params[row].seed or 0, positions[row]) for row in random_rows],
         )
+    tokens = tokens.masked_fill(~is_valid, INVALID_TOKEN)
     return tokens.to(torch.int32).cpu().numpy()
 
 
@@ -69,5 +77,6 @@ def _draw(
     targets = column(uniforms) * cdf[:, -1:]
     drawn = torch.searchsorted(cdf, targets, right=True)
     # Rounding can lift a target to the end of the CDF, past the last possible token.
-    last = (probs > 0).sum(-1, keepdim=True) - 1
+    # A row of NaN has none; on a GPU, index -1 would end the process.
+    last = ((probs > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
     return token_ids.gather(-1, drawn.minimum(last))[:, 0]

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.mem_cache import (
+    CacheBusyError,
     LengthError,
+    NonFiniteLogitsError,
     PrefixCache,
     RequestKV,
     RequestStateError,
@@ -21,7 +23,13 @@ from radixkv.mem_cache.sizes import as_size, check_kind, num_pages_for
 from radixkv.mem_cache.tokens import as_tokens
 
 from .admission_policies import Reservations, as_admission_policy
-from .base import AdmissionPolicy, Drafter, RetractionPolicy, SchedulingPolicy
+from .base import (
+    INVALID_TOKEN,
+    AdmissionPolicy,
+    Drafter,
+    RetractionPolicy,
+    SchedulingPolicy,
+)
 from .batch import Batch, BatchEntry
 from .batch_builder import BatchBuilder, kv_of
 from .drafts import Drafts
@@ -53,6 +61,8 @@ class Scheduler:
     A scheduler has one owner thread: the first that calls `schedule`; when that has
     ended, the next that calls anything. All methods refuse other threads with a
     `WrongThreadError`. The properties are safe: each is a number of the moment.
+
+    A cache has one scheduler at a time: until it is closed, or nobody holds it.
 
     Attributes:
         cache: Where the K and V of its requests are kept.
@@ -100,6 +110,7 @@ class Scheduler:
 
         Raises:
             ConfigError: A number is out of range, or a policy is unknown.
+            RequestStateError: The cache has another scheduler.
         """
         check_kind("limits", limits, SchedulerLimits | None)
         self.cache = cache
@@ -130,10 +141,33 @@ class Scheduler:
             cache, self.limits, policies, self._waiting, self._running
         )
         self._in_flight: deque[Batch] = deque()
+        # Those to be queued again once no step in flight computes them, and how many
+        # of their positions are good.
+        self._rolling_back: dict[Request, int] = {}
         self._outputs: list[RequestOutput] = []
         self._num_arrivals = 0
         self._num_looked_at = 0
         self._turn = Turn()
+        self._is_closed = False
+        cache.memory.claim(self)
+
+    def close(self) -> None:
+        """Leave the cache to another scheduler, with all that is cached.
+
+        Raises:
+            CacheBusyError: There are requests, or outputs that nobody has taken.
+            RequestStateError: The call comes from within another one.
+            WrongThreadError: Another thread owns the scheduler.
+        """
+        with self._turn:
+            if self.has_requests:
+                raise CacheBusyError(
+                    "only a scheduler without requests can be closed, got "
+                    f"{len(self._requests)}, {len(self._in_flight)} batches in flight "
+                    f"and {len(self._outputs)} outputs to take"
+                )
+            self._is_closed = True
+            self.cache.memory.unclaim(self)
 
     @property
     def num_retractions(self) -> int:
@@ -143,7 +177,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a part of the cache."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._rolling_back)
 
     @property
     def num_running(self) -> int:
@@ -154,6 +188,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Batches that `schedule` returned and that are not done."""
         return len(self._in_flight)
+
+    @property
+    def in_flight(self) -> tuple[Batch, ...]:
+        """The batches that `schedule` returned and that are not done, oldest first."""
+        return tuple(self._in_flight)
 
     @property
     def has_requests(self) -> bool:
@@ -168,7 +207,7 @@ class Scheduler:
             TokenError: The prompt has a token outside of the vocabulary.
             ConfigError: `request` is none.
             RequestStateError: The request is not new, or its id is in use; or it comes
-                from within another call of the scheduler.
+                from within another call of the scheduler, or after `close`.
             WrongThreadError: Another thread owns the scheduler.
         """
         self.check_request(request)
@@ -178,6 +217,8 @@ class Scheduler:
             request.arrival = self._num_arrivals
             request.arrived_at = self._waiting.num_computed_tokens
             request.arrived_s = now
+            params = request.sampling_params
+            request.sampling_params = params.with_seed(request.arrival)
             self._num_arrivals += 1
             self._waiting.add(request)
 
@@ -193,6 +234,8 @@ class Scheduler:
         """
         self._turn.check_thread()
         check_kind("request", request, Request)
+        if self._is_closed:
+            raise RequestStateError("a scheduler that is closed takes no requests")
         is_new = request.arrival < 0 and not request.num_output_tokens
         if not is_new or request.request_id in self._requests:
             raise RequestStateError(
@@ -247,8 +290,9 @@ class Scheduler:
                 comes from within another one.
             WrongThreadError: Another thread owns the scheduler.
             PolicyError: The cache's eviction policy failed; the requests that were
-                part of the step already are aborted. Or the drafter failed, or another
-                policy, in this step or in the last one, which harms nobody: try again.
+                part of the step already end with this error. Or the drafter failed, or
+                another policy, in this step or in the last one, which harms nobody: try
+                again.
             TokenError: The drafter returned what are no tokens; it harms nobody either.
         """
         now = self._clock()
@@ -263,7 +307,9 @@ class Scheduler:
 
         Args:
             batch: What `schedule` returned, the oldest that is in flight.
-            next_tokens: What the runner sampled, int32 `[batch.num_samples]`.
+            next_tokens: What the runner sampled, int32 `[batch.num_samples]`. A request
+                that gets to an `INVALID_TOKEN` ends with a `NonFiniteLogitsError`.
+                Nothing that this step or a later one computed of it is published.
 
         Returns:
             What became of the requests since the last call, each end exactly once.
@@ -277,9 +323,10 @@ class Scheduler:
         """
         self._turn.check_thread()
         self._check_oldest(batch)
-        sampled = as_tokens(next_tokens).tolist()
+        sampled = as_tokens(next_tokens, (INVALID_TOKEN,)).tolist()
         if len(sampled) != batch.num_samples:
             raise LengthError(f"need {batch.num_samples} tokens, got {len(sampled)}")
+        is_valid = INVALID_TOKEN not in sampled
         highest = max(sampled, default=0)
         if self.vocab_size is not None and highest >= self.vocab_size:
             raise TokenError(f"tokens must be < {self.vocab_size}, got {highest}")
@@ -290,32 +337,61 @@ class Scheduler:
             end = 0
             for entry in batch.entries:
                 begin, end = end, end + entry.num_samples
-                self._advance(entry, sampled[begin:end], now)
+                tokens = sampled[begin:end]
+                if is_valid or INVALID_TOKEN not in tokens:
+                    self._advance(entry, tokens, now)
+                else:
+                    self._advance_to_error(entry, tokens, now)
             return self.take_outputs()
 
-    def cancel(self, batch: Batch) -> None:
-        """Take note that a step failed: its requests end as aborted.
+    def cancel(
+        self,
+        batch: Batch,
+        error: BaseException | None = None,
+        *,
+        max_requeues: int | None = 0,
+    ) -> None:
+        """Take note that a step failed: its requests end, or are queued again.
 
-        If its message reached no worker, `PrefixCache.recall` it before; but first that
-        of the batch that was made after it, if there is one, which is lost as well.
+        Who is queued again computes once more what the step was to compute, and what is
+        not cached any more; the tokens are the same as without the failure. Those that
+        it has, it keeps.
+
+        If the message of the batch reached no worker, `PrefixCache.recall` it before;
+        but first that of the batch that was made after it, if there is one, which is
+        lost as well.
+
+        Args:
+            batch: What `schedule` returned, the oldest that is in flight.
+            error: What went wrong: its requests end with the reason ``"error"``.
+                ``None`` if nothing did: they end with ``"abort"``.
+            max_requeues: How often a request is queued again, before it ends, without a
+                new token in between. ``None`` for as often as it takes.
 
         Raises:
+            ConfigError: `max_requeues` is negative.
             RequestStateError: `batch` is not the oldest in flight; or the call comes
                 from within another one.
             WrongThreadError: Another thread owns the scheduler.
         """
         self._turn.check_thread()
         self._check_oldest(batch)
+        if max_requeues is not None:
+            max_requeues = as_size("max_requeues", max_requeues, 0)
         now = self._clock()
         with self._turn:
             self._in_flight.popleft()
             for entry in batch.entries:
                 request = entry.request
                 request.num_in_flight -= 1
-                if request.status is not RequestStatus.FINISHED:
+                if request.status is not RequestStatus.RUNNING:
+                    self._land(request)
+                elif _may_requeue(request, max_requeues):
+                    self._roll_back(request, entry.start)
+                elif error is None:
                     self._end(request, FinishReason.ABORT, now)
-                elif not request.num_in_flight:
-                    self._running.close(request)
+                else:
+                    self._end(request, FinishReason.ERROR, now, error)
 
     def explain_stall(self) -> tuple[StalledRequest, ...]:
         """Say why each request waits that the last `schedule` found and did not start.
@@ -359,12 +435,12 @@ class Scheduler:
                 is_ahead=bool(self._in_flight),
                 refuse=lambda request: self._end(request, FinishReason.REFUSED, now),
             )
-        except BaseException:
+        except BaseException as error:
             # The messages made so far will reach no worker: nobody may build on them.
             step.recall()
             for entry in step.entries:
                 if entry.request.status is not RequestStatus.FINISHED:
-                    self._end(entry.request, FinishReason.ABORT, now)
+                    self._end(entry.request, FinishReason.ERROR, now, error)
             raise
         self._num_looked_at = self._num_arrivals
         batch = step.batch()
@@ -385,9 +461,8 @@ class Scheduler:
         """Take note of what a step has computed of a request."""
         request = entry.request
         request.num_in_flight -= 1
-        if request.status is RequestStatus.FINISHED:  # it ended meanwhile
-            if not request.num_in_flight:
-                self._running.close(request)
+        if request.status is not RequestStatus.RUNNING:  # it ended meanwhile
+            self._land(request)
             return
         if sampled:
             request.num_pending -= 1
@@ -413,6 +488,62 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason, now)
 
+    def _advance_to_error(
+        self, entry: BatchEntry, sampled: list[int], now: float
+    ) -> None:
+        """Take note of what a step has sampled up to where the model says nothing."""
+        request = entry.request
+        valid = sampled[: sampled.index(INVALID_TOKEN)]
+        drafts = entry.drafts[: len(valid)]
+        # What follows a wrong draft or an end is dropped, whatever it is.
+        num_before = request.num_output_tokens
+        if drafts != tuple(valid) or any(
+            self._finish_reason(request, token, num_before + i)
+            for i, token in enumerate(valid, 1)
+        ):
+            self._advance(entry, sampled, now)
+            return
+        request.num_in_flight -= 1
+        if request.status is not RequestStatus.RUNNING:
+            self._land(request)
+            return
+        request.num_pending -= 1
+        for token in valid:
+            request.append(token)
+        request.num_draft_tokens += len(entry.drafts)
+        request.num_accepted_tokens += len(valid)
+        num_behind = len(sampled) - len(valid) - 1
+        request.num_computed_tokens += entry.stop - entry.start - num_behind
+        error = NonFiniteLogitsError(
+            f"request {request.request_id!r}: the logits behind position "
+            f"{request.num_tokens - 1} have a NaN, a positive infinity, or nothing but "
+            "negative infinities"
+        )
+        self._end(request, FinishReason.ERROR, now, error, tuple(valid))
+
+    def _land(self, request: Request) -> None:
+        """Take note that a step is done that computed for a request in vain."""
+        if request.num_in_flight:
+            return
+        if request.status is RequestStatus.FINISHED:
+            self._running.close(request)
+        else:
+            self._requeue(request, self._rolling_back.pop(request))
+
+    def _roll_back(self, request: Request, good_len: int) -> None:
+        """Queue a request again, once no step in flight writes to its pages."""
+        self._running.remove(request)
+        request.status = RequestStatus.WAITING
+        if request.num_in_flight:
+            self._rolling_back[request] = good_len
+        else:
+            self._requeue(request, good_len)
+
+    def _requeue(self, request: Request, good_len: int) -> None:
+        self._running.roll_back(request, good_len)
+        request.num_pending = 0
+        self._waiting.add(request)
+
     def _accept(
         self, request: Request, drafts: tuple[int, ...], sampled: list[int]
     ) -> tuple[tuple[int, ...], FinishReason | None]:
@@ -420,7 +551,8 @@ class Scheduler:
         if not drafts:
             token = sampled[0]
             request.append(token)
-            return (token,), self._finish_reason(request, token)
+            num_output_tokens = request.num_output_tokens
+            return (token,), self._finish_reason(request, token, num_output_tokens)
         num_right = 0
         for draft, token in zip(drafts, sampled, strict=False):
             if draft != token:
@@ -431,7 +563,7 @@ class Scheduler:
         for token in sampled[: num_right + 1]:
             request.append(token)
             tokens += (token,)
-            reason = self._finish_reason(request, token)
+            reason = self._finish_reason(request, token, request.num_output_tokens)
             if reason is not None:
                 break
         request.num_draft_tokens += len(drafts)
@@ -446,21 +578,34 @@ class Scheduler:
         if kv.committed_len >= request.prefill_len:
             self._running.unpublished.pop(request, None)
 
-    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+    def _finish_reason(
+        self, request: Request, token: int, num_output_tokens: int
+    ) -> FinishReason | None:
+        """Tell whether a request ends with a token, the last of so many."""
         params = request.sampling_params
         if token in self.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
         if token in params.stop_token_ids:
             return FinishReason.STOP
-        if request.num_output_tokens >= params.max_new_tokens:
+        if num_output_tokens >= params.max_new_tokens:
             return FinishReason.LENGTH
         return None
 
-    def _end(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request without a new token."""
-        if request.status is RequestStatus.WAITING:
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        error: BaseException | None = None,
+        tokens: tuple[int, ...] = (),
+    ) -> None:
+        """End a request for another reason than its last token."""
+        if request in self._rolling_back:
+            del self._rolling_back[request]
+        elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
-        self._outputs.append(RequestOutput(request, (), reason))
+        request.error = error
+        self._outputs.append(RequestOutput(request, tokens, reason, error))
         self._finish(request, reason, now)
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
@@ -472,3 +617,15 @@ class Scheduler:
         self._running.remove(request)
         if request.kv is not None and not request.num_in_flight:
             self._running.close(request)
+
+
+def _may_requeue(request: Request, max_requeues: int | None) -> bool:
+    """Count a failed step, and tell whether its request may be queued again."""
+    if request.num_tokens > request.failed_len:
+        request.failed_len = request.num_tokens
+        request.num_failures = 0
+    request.num_failures += 1
+    if max_requeues is not None and request.num_failures > max_requeues:
+        return False
+    request.num_requeues += 1
+    return True

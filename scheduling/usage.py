@@ -18,6 +18,9 @@ class RequestUsage:
         num_draft_tokens: Draft tokens that were verified for it.
         num_accepted_tokens: Those of them that became output.
         num_retractions: How often its pages were taken back.
+        num_requeues: How often it was queued again because its step had failed.
+        seed: What it samples with, to get the same tokens again; ``None`` if it does
+            not sample.
         queue_s: Seconds from its submission until it first ran; ``None`` before.
         first_token_s: Seconds from its submission to its first token; ``None`` before.
         total_s: Seconds from its submission to its end; ``None`` before.
@@ -30,6 +33,8 @@ class RequestUsage:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_retractions: int
+    num_requeues: int
+    seed: int | None
     queue_s: float | None
     first_token_s: float | None
     total_s: float | None

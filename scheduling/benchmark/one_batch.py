@@ -267,7 +267,7 @@ class _Bench:
             eos_token_ids=loaded.eos_token_ids,
             vocab_size=loaded.vocab_size,
         )
-        self._engine = Engine(scheduler, self.runner)
+        self._engine = Engine(scheduler, self.runner, on_error="raise")
 
     def warm_up(self, prompt: NDArray[np.int32]) -> None:
         """Run the model once before anything is timed."""
@@ -301,6 +301,8 @@ class _Bench:
             management += step.schedule_s - step.hidden_s + step.update_s
             hidden += step.hidden_s
             for output in step.outputs:
+                if output.error is not None:
+                    raise output.error
                 ttft_s.setdefault(output.request.request_id, elapsed)
             if not step.num_prefill_tokens:
                 decode_steps_s.append(step_s)

@@ -74,7 +74,9 @@ class Server:
             max_context_len=96,
         )
         limits = SchedulerLimits(chunked_prefill_size=self.chunk)
-        return Engine(Scheduler(cache, limits, **self.options), runner)
+        return Engine(
+            Scheduler(cache, limits, **self.options), runner, on_error="raise"
+        )
 
 
 def requests_of(params: SamplingParams = GREEDY) -> list[Request]:

@@ -25,6 +25,7 @@ from radixkv.scheduling import (
     generate_reference,
     load_model,
 )
+from radixkv.scheduling.engine import OnError
 
 PAGE_SIZES = [1, 2, 3, 16]
 SYSTEM = [7 * i % 512 for i in range(20)]
@@ -64,6 +65,7 @@ def make_engine(
     chunk: int = 64,
     eos: tuple[int, ...] = (),
     admission: str | Estimate = "worst-case",
+    on_error: OnError = "raise",
 ) -> Engine:
     num_pages = -(-num_slots // page_size)
     memory = MemoryManager(
@@ -83,7 +85,7 @@ def make_engine(
         overlap=True,
         eos_token_ids=eos,
     )
-    return Engine(scheduler, runner)
+    return Engine(scheduler, runner, on_error=on_error)
 
 
 def requests_of(params: SamplingParams = GREEDY) -> list[Request]:
@@ -245,20 +247,20 @@ class FailsOnce:
         return tokens
 
 
+@pytest.mark.parametrize("on_error", ["end", "requeue"])
 @pytest.mark.parametrize("step", range(1, 8))
 def test_after_a_failed_step_the_others_have_their_own_tokens(
-    tiny: LoadedModel, greedy: list[list[int]], step: int
+    tiny: LoadedModel, greedy: list[list[int]], step: int, on_error: OnError
 ) -> None:
-    engine = make_engine(tiny, 3, chunk=16)
+    engine = make_engine(tiny, 3, chunk=16, on_error=on_error)
     assert isinstance(engine.runner, TransformersRunner)
     engine.runner = FailsOnce(engine.runner, step)
     requests = requests_of()
     for request in requests:
         engine.scheduler.add_request(request)
 
-    with pytest.raises(RuntimeError, match="out of luck"):
-        for _ in engine.run():
-            pass
+    errors = [str(report.error) for report in engine.run() if report.error]
+    assert ["out of luck"] == errors
     again = requests_of()
     for request in again:
         request.request_id = f"again {request.request_id}"
@@ -268,7 +270,12 @@ def test_after_a_failed_step_the_others_have_their_own_tokens(
     for output, request in zip(greedy, requests, strict=True):
         is_done = request.finish_reason is FinishReason.LENGTH
         assert output[: request.num_output_tokens] == request.output_tokens
-        assert is_done or request.finish_reason is FinishReason.ABORT
+        assert is_done or (request.finish_reason, str(request.error)) == (
+            FinishReason.ERROR,
+            "out of luck",
+        )
+    if on_error == "requeue":
+        assert greedy == outputs_of(requests)
     check_idle(engine)
 
 

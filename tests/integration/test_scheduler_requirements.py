@@ -71,7 +71,9 @@ class FakeCache:
         self.version = 0
         self.total_size = self.available_size = 10**6
         self.evictable_size = 0
-        self.memory = SimpleNamespace(max_context_len=10**6)
+        self.memory = SimpleNamespace(
+            max_context_len=10**6, claim=lambda scheduler: None
+        )
         self.calls: list[str] = []
 
     def max_request_size(self, namespace: Hashable = None) -> int:
@@ -167,7 +169,7 @@ def test_s0_9_engines_with_other_page_sizes_run_side_by_side() -> None:
     engines: list[tuple[Engine, list[Request]]] = []
     for page_size in (1, 2, 5):
         cache = make_cache(page_size)
-        engine = Engine(Scheduler(cache), LabelRunner(cache, 99))
+        engine = Engine(Scheduler(cache), LabelRunner(cache, 99), on_error="raise")
         requests = make_requests()
         for request in requests:
             engine.scheduler.add_request(request)

@@ -85,7 +85,7 @@ class Server:
             drafter=drafter,
             vocab_size=self.model.vocab_size,
         )
-        return Engine(scheduler, runner)
+        return Engine(scheduler, runner, on_error="raise")
 
 
 def requests_of(params: SamplingParams = GREEDY) -> list[Request]:

@@ -44,11 +44,11 @@ class LabelRunner:
         info = self.worker.receive(batch.kv_cache_info)
         rows = info.rows.tolist()
         pairs = list(zip(batch.entries, rows, strict=True))
-        # Who ended meanwhile may depend on a step that failed.
+        # Who ended meanwhile may depend on a step that failed, as who waits again does.
         alive = [
             (entry, row)
             for entry, row in pairs
-            if entry.request.status is not RequestStatus.FINISHED
+            if entry.request.status is RequestStatus.RUNNING
         ]
         for entry, row in alive:
             # What another request of this step computes is not there yet.

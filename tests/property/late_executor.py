@@ -47,17 +47,21 @@ class LateExecutor(Executor):
         is_eager: Whether it computes at once instead, as a very fast runner would.
         num_interrupts: Waits to come that are interrupted.
         num_begins: How often the engine let the thread begin.
+        is_patient: Whether a step may come twice, as after an interrupt.
     """
 
     def __init__(self) -> None:
         self.is_eager = False
         self.num_interrupts = 0
         self.num_begins = 0
+        self.is_patient = False
         self._last: LateFuture[object] | None = None
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]:
+        if self.is_patient and self._last is not None:
+            self._last.settle()
         assert self._last is None or self._last.done()  # one step at a time
         future = LateFuture(lambda: fn(*args, **kwargs), self)
         self._last = future  # type: ignore[assignment]

@@ -303,15 +303,16 @@ class ExplainedCache(CheckedCache):
 
     def book(self, report: HitReport, computed_len: int) -> None:
         resumed = min(report.granted_len, computed_len)
+        is_new = computed_len == 0  # or its prompt counted when it first came
         booked = {
             "num_admitted_requests": 1,
-            "num_resumed_requests": int(computed_len > 0),
-            "num_prompt_tokens": report.num_tokens - computed_len,
-            "num_cached_tokens": report.granted_len - resumed,
+            "num_resumed_requests": int(not is_new),
+            "num_prompt_tokens": report.num_tokens * is_new,
+            "num_cached_tokens": report.granted_len * is_new,
             "num_resumed_cached_tokens": resumed,
-            "num_recomputed_tokens": report.num_recomputed_tokens,
+            "num_recomputed_tokens": computed_len - resumed,
         }
-        for reason in REASONS:
+        for reason in REASONS if is_new else ():
             booked[f"num_missed_{reason}_tokens"] = getattr(
                 report, f"num_{reason}_tokens"
             )

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -44,6 +45,7 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
+from radixkv.scheduling.engine import OnError
 
 from .checked_scheduler import EOS_TOKEN_IDS, VOCAB_SIZE, serial_output
 from .label_runner import LabelRunner
@@ -51,7 +53,8 @@ from .late_executor import LateExecutor, late_threads
 
 FINISHED = RequestStatus.FINISHED
 PAGE_SIZES = [1, 2, 3, 16]
-FAULTS = ["refused", "received", "nonsense"]
+ON_ERROR: list[OnError] = ["end", "requeue", "raise"]
+FAULTS = ["refused", "received", "nonsense", "interrupt"]
 
 
 class FaultyRunner:
@@ -70,9 +73,9 @@ class FaultyRunner:
             self.failed.append(batch)
         if fault == "refused":
             raise BatchRefusedError(fault)
-        if fault == "received":
+        if fault in ("received", "interrupt"):
             self._labels.worker.receive(batch.kv_cache_info)
-            raise ArithmeticError(fault)
+            raise ArithmeticError if fault == "received" else KeyboardInterrupt
         tokens = self._labels.run(batch)
         return np.append(tokens, 0) if fault else tokens
 
@@ -103,6 +106,8 @@ class Life:
         page_size: int,
         limits: SchedulerLimits,
         options: dict[str, Any],
+        on_error: OnError,
+        overlap: bool = True,
     ) -> None:
         self.page_size = page_size
         memory = MemoryManager(
@@ -116,10 +121,13 @@ class Life:
             RadixCache(memory, partial_pages=True) if is_cached else ChunkCache(memory)
         )
         self.scheduler = Recorder(
-            self.cache, limits, overlap=True, eos_token_ids=EOS_TOKEN_IDS, **options
+            self.cache, limits, overlap=overlap, eos_token_ids=EOS_TOKEN_IDS, **options
         )
         self.runner = FaultyRunner(self.cache)
-        self.engine = Engine(self.scheduler, self.runner)
+        # As often as it takes: then nobody ends for a failure.
+        self.engine = Engine(
+            self.scheduler, self.runner, on_error=on_error, max_requeues=10**6
+        )
         self.executor = LateExecutor()
         self.requests: list[Request] = []
         self.streamed: dict[Request, list[int]] = {}
@@ -164,18 +172,30 @@ class Life:
                 report = self.engine.step()
             except KeyboardInterrupt:
                 self.seen["interrupt"] += 1
+                failed = self.runner.failed
+                if failed and failed[0] not in self.scheduler.in_flight:
+                    self.seen["interrupt in the runner"] += 1
+                    self._check_requeued(failed.pop(0), KeyboardInterrupt)
             except (BatchRefusedError, ArithmeticError, LengthError) as error:
+                assert self.engine.on_error == "raise"
                 self._excuse(error)
             else:
                 self._stream(report.outputs)
+                if report.error is not None:
+                    assert self.engine.on_error != "raise"
+                    self._excuse(report.error)
         self.executor.num_interrupts = 0
         retracted = self.scheduler.num_retractions - num_retractions
         self.seen["retraction"] += retracted
         self.seen["ahead"] += self.scheduler.num_in_flight == 1
 
     def _excuse(self, error: Exception) -> None:
-        """Whom the failed step computes ends; without its message, the next as well."""
+        """Whom the failed step computes ends; without its message, the next as well.
+
+        Or they are queued again.
+        """
         self.seen[type(error).__name__] += 1
+        self.seen[f"on error: {self.engine.on_error}"] += 1
         lost = [self.runner.failed.pop(0)]
         if isinstance(error, BatchRefusedError):
             assert self.scheduler.last is not None
@@ -185,9 +205,27 @@ class Life:
         elif self.scheduler.last is not lost[0]:
             self.seen["next step goes on"] += 1
             assert self.scheduler.num_in_flight == 1
+        if self.engine.on_error == "requeue":
+            self._check_requeued(lost[0], type(error))
+            return
         for batch in lost:
             self.may_end_early |= {entry.request for entry in batch.entries}
-        assert all(e.request.status is FINISHED for e in lost[0].entries)
+        for entry in lost[0].entries:
+            # An interrupt in the step before has it queued again already.
+            assert entry.request.status is FINISHED or entry.request.num_requeues
+            assert entry.request.status is not RequestStatus.RUNNING
+
+    def _check_requeued(self, batch: Batch, error: type[BaseException]) -> None:
+        for entry in batch.entries:
+            request = entry.request
+            if request.status is FINISHED:
+                assert self.engine.on_error != "requeue" or not request.error
+                assert not isinstance(request.error, error)
+            else:
+                assert request.status is RequestStatus.WAITING
+                assert request.num_requeues
+                self.seen["requeued"] += 1
+                self.seen["requeued later"] += request.num_in_flight
 
     def drain(self) -> None:
         for _ in range(20 * sum(r.max_kv_len for r in self.requests) + 20):
@@ -220,7 +258,8 @@ class Life:
             )
             output = request.output_tokens
             assert self.streamed[request] == output
-            if reason is FinishReason.ABORT:
+            assert (reason is FinishReason.ERROR) == (request.error is not None)
+            if reason in (FinishReason.ABORT, FinishReason.ERROR):
                 assert request in self.may_end_early
                 assert expected[: len(output)] == output
             elif reason is FinishReason.REFUSED:
@@ -264,6 +303,8 @@ class EngineMachine(RuleBasedStateMachine):
         limits=limits(),
         gambles=st.booleans(),
         preempts=st.booleans(),
+        on_error=st.sampled_from(ON_ERROR),
+        overlap=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -273,6 +314,8 @@ class EngineMachine(RuleBasedStateMachine):
         limits: SchedulerLimits,
         gambles: bool,
         preempts: bool,
+        on_error: OnError,
+        overlap: bool,
     ) -> None:
         self.num_pages = num_pages
         self.life = Life(
@@ -284,6 +327,8 @@ class EngineMachine(RuleBasedStateMachine):
                 "admission": gambler() if gambles else "worst-case",
                 "preempts": preempts,
             },
+            on_error=on_error,
+            overlap=overlap,
         )
 
     @rule(
@@ -351,9 +396,15 @@ EngineMachine.TestCase.settings = settings(stateful_step_count=25)
 TestOverlap = EngineMachine.TestCase
 
 
-def live(page_size: int, seed: int) -> Counter[str]:
+def live(
+    page_size: int,
+    seed: int,
+    fault_rate: float = 0.1,
+    **options: Any,  # noqa: ANN401 - those of Life
+) -> Counter[str]:
     """A server under load, in a pool not much larger than its longest request."""
     random = Random(seed)
+    options.setdefault("on_error", random.choice(ON_ERROR))
     longest = random.randint(3, 5 * page_size)
     max_running = random.choice([1, 3, 5])
     num_pages = -(-longest // page_size) + random.choice([0, 1, 2, 6])
@@ -366,7 +417,11 @@ def live(page_size: int, seed: int) -> Counter[str]:
             max_batched_tokens=max_running + random.choice([0, 4, 50]),
             chunked_prefill_size=random.choice([1, page_size, 100]),
         ),
-        options={"admission": random.choice(["worst-case", gambler()])},
+        options={
+            "admission": random.choice(["worst-case", gambler()]),
+            **options.pop("scheduler", {}),
+        },
+        **options,
     )
     for _ in range(20):
         if random.random() < 0.2:
@@ -380,7 +435,7 @@ def live(page_size: int, seed: int) -> Counter[str]:
             life.add(prompt, params, random.choice([None, None, "tenant"]))
         if random.random() < 0.1:
             life.abort(random.randrange(10**6))
-        fault = random.choice(FAULTS) if random.random() < 0.1 else None
+        fault = random.choice(FAULTS) if random.random() < fault_rate else None
         is_interrupted = random.random() < 0.1
         life.step(fault, is_eager=random.random() < 0.3, is_interrupted=is_interrupted)
         if is_interrupted:
@@ -393,6 +448,30 @@ def live(page_size: int, seed: int) -> Counter[str]:
 @given(page_size=st.sampled_from(PAGE_SIZES), seed=st.integers(0, 2**32 - 1))
 def test_a_busy_server_that_overlaps_ends_well(page_size: int, seed: int) -> None:
     live(page_size, seed)
+
+
+class Guesses:
+    """A drafter that is right now and then: two tokens of three are likely."""
+
+    def propose(self, request: Request, max_tokens: int) -> tuple[int, ...]:
+        return (request.num_tokens % 2, 0, 1, 0)[:max_tokens]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+@given(page_size=st.sampled_from(PAGE_SIZES), seed=st.integers(0, 2**32 - 1))
+def test_whatever_fails_those_that_are_queued_again_have_the_same_tokens(
+    overlap: bool, drafts: bool, page_size: int, seed: int
+) -> None:
+    """Who was not aborted or refused has the tokens of a life without failures."""
+    live(
+        page_size,
+        seed,
+        fault_rate=0.4,
+        on_error="requeue",
+        overlap=overlap,
+        scheduler={"drafter": Guesses()} if drafts else {},
+    )
 
 
 def test_busy_servers_meet_everything_that_can_happen() -> None:
@@ -408,9 +487,13 @@ def test_busy_servers_meet_everything_that_can_happen() -> None:
         "ArithmeticError",
         "BatchRefusedError",
         "interrupt",
+        "interrupt in the runner",
         "length",
         "LengthError",
         "next step goes on",
+        *(f"on error: {each}" for each in ON_ERROR),
+        "requeued",
+        "requeued later",
         "recalled copies",
         "retraction",
         "stop",

@@ -101,7 +101,7 @@ class Life:
             eos_token_ids=EOS_TOKEN_IDS,
         )
         self.runner = NullRunner(VOCAB_SIZE)
-        self.engine = Engine(self.scheduler, self.runner)
+        self.engine = Engine(self.scheduler, self.runner, on_error="raise")
         self.requests: list[Request] = []
         self.strangers: list[RequestKV] = []
         self.batches: list[Batch] = []

@@ -18,6 +18,7 @@ from radixkv.mem_cache import (
     OutOfPagesError,
     PagesInUseError,
     PolicyError,
+    PoolSizeError,
     PrefixCache,
     QuotaError,
     RadixCache,
@@ -175,6 +176,19 @@ def break_policy(scene: Scene) -> None:
 def lose_a_page(scene: Scene) -> None:
     scene.cache.evict(4)
     scene.cache.memory.allocator.alloc(1)
+
+
+class FixedPool:
+    """Has twenty pages."""
+
+    num_pages = 20
+
+
+POOL = FixedPool()
+
+
+def join_a_pool(scene: Scene) -> None:
+    scene.cache.memory.join(POOL)
 
 
 def raise_a_floor(scene: Scene) -> None:
@@ -539,6 +553,7 @@ refuse(
     lambda s, n: s.cache.resize(n),
     [0, -1, 2**31, 1.5, "1", None, True],
 )
+refuse("resize", PoolSizeError, lambda s: s.cache.resize(999), prepare=join_a_pool)
 refuse("resize", PagesInUseError, lambda s: s.cache.resize(4))
 refuse(
     "resize",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,14 +54,11 @@ def make(
     num_pages: int = 16,
     page_size: int = 4,
     limits: SchedulerLimits | None = None,
-    clock: Callable[[], float] | None = None,
+    **options: Any,  # noqa: ANN401 - those of Engine
 ) -> Engine:
     memory = MemoryManager(num_pages, page_size, max_num_requests=8, max_context_len=64)
     scheduler = Scheduler(RadixCache(memory), limits)
-    runner = runner or NullRunner(99)
-    return (
-        Engine(scheduler, runner, clock=clock) if clock else Engine(scheduler, runner)
-    )
+    return Engine(scheduler, runner or NullRunner(99), **options)
 
 
 def request(name: str, num_tokens: int = 5, max_new_tokens: int = 3) -> Request:
@@ -187,22 +184,37 @@ def test_a_prompt_that_was_cached_but_for_a_token_is_prefill() -> None:
     assert (report.num_tokens, report.num_prefill_tokens) == (1, 1)
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("boom"), KeyboardInterrupt()])
-def test_a_runner_that_fails_ends_its_step_and_no_more(failure: BaseException) -> None:
-    engine = make(FailingRunner({1: failure}), limits=SchedulerLimits(2, 2, 2))
+@pytest.mark.parametrize("on_error", ["end", "raise"])
+def test_a_runner_that_fails_ends_its_step_and_no_more(on_error: str) -> None:
+    failure = RuntimeError("boom")
+    runner = FailingRunner({1: failure})
+    engine = make(runner, limits=SchedulerLimits(2, 2, 2), on_error=on_error)
     a, b, waiting = request("a", 1, 9), request("b", 5, 9), request("c", 4, 2)
     for each in (a, b, waiting):
         engine.scheduler.add_request(each)
     engine.step()
 
-    with pytest.raises(type(failure)):
-        engine.step()
+    outputs = []
+    if on_error == "raise":
+        with pytest.raises(RuntimeError) as raised:
+            engine.step()
+        assert raised.value is failure
+    else:
+        report = engine.step()
+        assert (failure, 0, 0) == (
+            report.error,
+            report.num_tokens,
+            report.num_prefill_tokens,
+        )
+        outputs = report.outputs
 
-    assert [FinishReason.ABORT] * 2 == [a.finish_reason, b.finish_reason]
+    assert [FinishReason.ERROR] * 2 == [a.finish_reason, b.finish_reason]
+    assert a.error is b.error is failure
     engine.scheduler.cache.check_integrity()
-    outputs = [output for report in engine.run() for output in report.outputs]
-    told = [o.request for o in outputs if o.finish_reason is FinishReason.ABORT]
+    outputs += [output for report in engine.run() for output in report.outputs]
+    told = [o.request for o in outputs if o.error is failure]
     assert [a, b] == told
+    assert told == [o.request for o in outputs if o.finish_reason == "error"]
     assert waiting.finish_reason is FinishReason.LENGTH
 
 
@@ -211,7 +223,7 @@ def test_a_runner_that_fails_ends_its_step_and_no_more(failure: BaseException) -
     [
         ([], LengthError),
         ([1, 2, 3], LengthError),
-        ([-1], TokenError),
+        ([-2], TokenError),
         ([1.5], TokenError),
     ],
 )
@@ -221,10 +233,10 @@ def test_a_runner_that_answers_nonsense_ends_its_step_and_no_more(
     engine = make(FailingRunner({0: answer}))
     failed = request("a")
 
-    with pytest.raises(error):
-        engine.generate([failed])
+    engine.generate([failed])
 
-    assert (failed.finish_reason, failed.output_tokens) == ("abort", [])
+    assert (failed.finish_reason, failed.output_tokens) == ("error", [])
+    assert isinstance(failed.error, error)
     assert engine.scheduler.cache.stats().num_requests == 0
     assert [3] == [len(r.output_tokens) for r in engine.generate([request("b")])]
 

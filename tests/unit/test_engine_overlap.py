@@ -26,10 +26,12 @@ from radixkv.scheduling import (
     NullRunner,
     QueueView,
     Request,
+    RequestOutput,
     SamplingParams,
     Scheduler,
     SchedulerLimits,
 )
+from radixkv.scheduling.engine import OnError
 
 from ..property.label_runner import LabelRunner
 from ..property.late_executor import LateExecutor, late_threads
@@ -116,10 +118,12 @@ def make_cache(num_pages: int = 32, page_size: int = 4) -> RadixCache:
 def make(
     failures: dict[int, BaseException] | None = None,
     limits: SchedulerLimits | None = None,
+    on_error: OnError = "raise",
 ) -> Engine:
     cache = make_cache()
     scheduler = Scheduler(cache, limits, overlap=True)
-    return Engine(scheduler, FailingRunner(cache, failures or {}))
+    runner = FailingRunner(cache, failures or {})
+    return Engine(scheduler, runner, on_error=on_error)
 
 
 def request(name: str, num_tokens: int = 5, max_new_tokens: int = 6) -> Request:
@@ -257,21 +261,28 @@ def test_the_runner_is_idle_after_close() -> None:
 # Failures ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("boom"), KeyboardInterrupt()])
+@pytest.mark.parametrize("on_error", ["end", "raise"])
 def test_a_failed_step_ends_its_requests_and_the_next_one_reaches_the_runner(
-    failure: BaseException,
+    on_error: OnError,
 ) -> None:
     # The second step decodes for a; before it is known to have failed, the third is
     # prepared, for a and b.
-    engine = make({1: failure})
+    failure = RuntimeError("boom")
+    engine = make({1: failure}, on_error=on_error)
     a = add(engine, "a", 5, 20)
     engine.step()
     b = add(engine, "b", 9, 4)
 
-    with pytest.raises(type(failure)):
-        engine.step()
+    if on_error == "raise":
+        with pytest.raises(RuntimeError):
+            engine.step()
+    else:
+        assert [RequestOutput(a, (), FinishReason.ERROR, failure)] == (
+            engine.step().outputs
+        )
 
-    assert (a.finish_reason, b.finish_reason) == (FinishReason.ABORT, None)
+    assert (a.finish_reason, b.finish_reason) == (FinishReason.ERROR, None)
+    assert a.error is failure
     assert a.kv is not None  # the next step writes there still
     finish(engine)
     assert a.kv is None
@@ -322,7 +333,7 @@ def test_a_refused_batch_takes_the_next_one_with_it_the_newest_first() -> None:
         engine.step()
     del cache.recall, engine.scheduler.schedule
 
-    assert [FinishReason.ABORT] * 2 == [a.finish_reason, b.finish_reason]
+    assert [FinishReason.ERROR] * 2 == [a.finish_reason, b.finish_reason]
     assert made[-1].kv_cache_info is recalled[0]
     assert 2 == len(recalled)
     assert 0 == engine.scheduler.num_in_flight
@@ -341,9 +352,9 @@ def test_an_answer_that_is_no_tokens_is_a_failure_of_that_step_only() -> None:
     engine = Engine(Scheduler(make_cache(), overlap=True), Chatty())
     a = add(engine, "a")
     engine.step()
-    with pytest.raises(LengthError):
-        engine.step()
-    assert a.finish_reason is FinishReason.ABORT
+    report = engine.step()
+    assert isinstance(report.error, LengthError)
+    assert (a.finish_reason, a.error) == (FinishReason.ERROR, report.error)
     b = add(engine, "b")
     finish(engine)
     assert tokens_alone(b) == outputs_of(b)

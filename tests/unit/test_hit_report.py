@@ -421,7 +421,7 @@ def test_without_explanations_there_are_no_reports() -> None:
     assert resumed is not None
     compute(cache, resumed, 14)
     stats = cache.stats()
-    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (29, 12)
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (28, 12)
     assert (stats.num_resumed_cached_tokens, stats.num_recomputed_tokens) == (12, 1)
     chunked = make_chunk_cache()
     assert admit(chunked, PROMPT).hit_report is None
@@ -762,12 +762,13 @@ def test_recomputation_is_no_miss_and_what_is_left_is_no_hit() -> None:
     assert stats.num_resumed_requests == 1
     assert stats.num_resumed_cached_tokens == 8
     assert stats.num_recomputed_tokens == 5
-    assert stats.num_prompt_tokens == before.num_prompt_tokens + 1
+    assert stats.num_prompt_tokens == before.num_prompt_tokens
+    assert stats.num_missed_unaligned_tokens == before.num_missed_unaligned_tokens
     assert stats.num_cached_tokens == before.num_cached_tokens
     assert stats.num_missed_evicted_tokens == 0
 
 
-def test_hits_beyond_what_was_computed_are_hits() -> None:
+def test_b175_a_prompt_counts_once_even_if_only_a_part_was_computed() -> None:
     cache = make_cache()
     insert(cache, PROMPT)
     request = cache.admit(PROMPT, computed_len=3)
@@ -776,8 +777,9 @@ def test_hits_beyond_what_was_computed_are_hits() -> None:
     stats = cache.stats()
 
     assert (stats.num_resumed_cached_tokens, stats.num_recomputed_tokens) == (3, 0)
-    assert stats.num_cached_tokens == 9
-    assert stats.num_prompt_tokens == 14 + 11
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (14, 0)
+    namespace = cache.namespace_stats(None)
+    assert (namespace.num_admitted_requests, namespace.num_prompt_tokens) == (2, 14)
 
 
 @pytest.mark.parametrize("computed_len", [-1, 15, 1.5, "1", True], ids=repr)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixkv.scheduling import INVALID_TOKEN
 from radixkv.scheduling.sampler import sample
 from radixkv.scheduling.sampling_params import SamplingParams
 
@@ -73,7 +74,7 @@ def test_sample_equals_the_obvious_sampler(
     rows: list[tuple[list[float], SamplingParams, int]],
 ) -> None:
     for token, (logits, params, position) in zip(run(rows), rows, strict=True):
-        u = uniform(params.seed, position)
+        u = uniform(params.seed or 0, position)
         # Rounding may decide either way where a number falls on a border.
         allowed = {
             oracle(logits, params, u + nudge, params.top_p + cut)
@@ -165,6 +166,70 @@ def test_no_global_random_state_is_used() -> None:
 
     assert first == again
     assert str(before[1]) == str(np.random.get_state(legacy=False))
+
+
+# Rows that say no token ---------------------------------------------------------
+
+BAD_ROWS = [
+    [0.0, math.nan, 1.0, 2.0, 0.0, 0.0],
+    [math.nan] * VOCAB_SIZE,
+    [0.0, math.inf, 1.0, 2.0, 0.0, 0.0],
+    [math.inf] * VOCAB_SIZE,
+    [-math.inf] * VOCAB_SIZE,
+    # The filters would have cut it off, or kept nothing else.
+    [9.0, -math.inf, -math.inf, -math.inf, -math.inf, math.nan],
+    [math.nan, -math.inf, -math.inf, -math.inf, -math.inf, math.inf],
+]
+
+
+@pytest.mark.parametrize("logits", BAD_ROWS)
+@given(rows=ROWS, params=PARAMS, position=st.integers(0, 100), place=st.integers(0, 5))
+def test_b170_a_row_that_is_not_finite_has_no_token_and_harms_no_other(
+    logits: list[float],
+    rows: list[tuple[list[float], SamplingParams, int]],
+    params: SamplingParams,
+    position: int,
+    place: int,
+) -> None:
+    expected = run(rows)
+    place = min(place, len(rows))
+
+    tokens = run([*rows[:place], (logits, params, position), *rows[place:]])
+
+    assert [*expected[:place], INVALID_TOKEN, *expected[place:]] == tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_b170_every_dtype_tells_a_legal_mask_from_a_bad_row(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    masked = [-math.inf, torch.finfo(dtype).min, *[-math.inf] * 4]
+    logits = torch.tensor([masked, *BAD_ROWS], dtype=dtype)
+    params = [SamplingParams(temperature=temperature, top_p=0.5)] * len(logits)
+
+    tokens = sample(logits, params, range(len(logits)))
+
+    assert [1, *[INVALID_TOKEN] * len(BAD_ROWS)] == tokens.tolist()
+
+
+def test_b170_no_index_is_out_of_bounds_on_the_way() -> None:
+    """On a GPU it would end the process."""
+    logits = torch.tensor(BAD_ROWS)
+    params = [SamplingParams(temperature=1.0)] * len(logits)
+    seen = []
+    gather = torch.Tensor.gather
+
+    def spy(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+        seen.append((int(index.min()), int(index.max())))
+        return gather(self, dim, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "gather", spy)
+        sample(logits, params, range(len(logits)))
+
+    assert seen
+    assert all(0 <= low and high < VOCAB_SIZE for low, high in seen)
 
 
 def test_an_empty_batch_gives_no_tokens() -> None:

@@ -109,7 +109,7 @@ def test_the_times_count_from_the_submission() -> None:
 def test_a_request_that_was_never_submitted_has_no_times() -> None:
     usage = Request("a", [1, 2, 3]).usage
 
-    assert RequestUsage(3, 0, 0, 0, 0, 0, 0, None, None, None) == usage
+    assert RequestUsage(3, 0, 0, 0, 0, 0, 0, 0, None, None, None, None) == usage
 
 
 def test_a_prompt_in_chunks_leaves_the_queue_with_the_first_of_them() -> None:
