@@ -72,8 +72,9 @@ class HitCounters:
             num_cached -= num_resumed
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached
-        if request.node is not None:
-            request.node.root.counters.count(num_tokens, num_cached)
+        counters = None if request.node is None else request.node.root.counters
+        if counters is not None:
+            counters.count(num_tokens, num_cached)
 
     def _count_misses(self, report: HitReport) -> None:
         self.num_missed_cold_tokens += report.num_cold_tokens
