@@ -30,6 +30,7 @@ HOT = [
     "retention_index",
     "root_directory",
     "running_requests",
+    "sharded_dict",
     "sizes",
     "stale_first",
     "tokens",

@@ -47,6 +47,10 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!radixkv\.).*\..*")]
 # Short names of unions, in signatures that autodoc cannot evaluate.
 UNIONS = ("Digest", "Flag", "Integer", "Number")
 nitpick_ignore = [("py:class", name) for name in UNIONS]
+# What nodes are made of, which the reference does not show.
+PARTS = ("namespaces.Namespaces", "radix_node.NamespaceCounters")
+PARTS += ("sharded_dict.ShardedDict",)
+nitpick_ignore += [("py:class", f"radixkv.mem_cache.{name}") for name in PARTS]
 
 # autodoc lists what a module has; what it loads on first use must be loaded.
 for room in ROOMS:

@@ -12,7 +12,7 @@ from sortedcontainers import SortedKeyList
 
 from .errors import ConfigError, PolicyError
 from .eviction_policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
-from .radix_node import RadixNode, RadixRoot
+from .radix_node import RadixNode
 
 _Rank: TypeAlias = tuple[int, Any, int]
 """What leaves are compared by: their level, the policy's key, their last use."""
@@ -107,8 +107,12 @@ class RecencyIndex(EvictionIndex):
         """Make an empty index."""
         self.grows_leaves = True
         self._num_nodes = 0
-        self._end: RadixNode = RadixRoot(None)
+        self._end = RadixNode(b"", b"", {})
         self._end.older = self._end.newer = self._end
+
+    def __del__(self) -> None:
+        """Break the ring, which no collector would find."""
+        self._end.older = self._end.newer = None
 
     def release(self, node: RadixNode) -> None:
         """Append `node`. O(1)."""

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 from .place_sketch import PlaceSketch
 from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
+from .sharded_dict import MAX_DICT_SIZE, ShardedDict, dicts_of
 from .sizes import as_size
 from .tokens import shared_bytes
+from .untracked import untracked
 
 EvictedPart: TypeAlias = tuple[int, str, int]
 """How far a prompt follows what was evicted together, in bytes; who evicted it; and how
 many requests had been admitted by then."""
 
-Ghost: TypeAlias = tuple[int, bytes, int, str, int]
-"""Pages that were evicted together, from the tail of one node: the place that they
-follow; their tokens; the place behind them, 0 if nothing was evicted there before; who
-evicted them; and how many requests had been admitted by then."""
-
 _NUM_LET_GO: Final = 4
 """Forgotten ghosts that each eviction frees, so that they go sooner than they come."""
 
-_REVIVED: Final[Ghost] = (0, b"", 0, "", 0)
+_BLOCK_BITS: Final = 12
+"""So many of the lowest bits of places differ in one shard."""
+
+
+@untracked(acyclic=True)
+class Ghost:
+    """Pages that were evicted together, from the tail of one node.
+
+    Attributes:
+        place: What they follow.
+        run: Their tokens.
+        behind: The place behind them, 0 if nothing was evicted there before.
+        by: Who evicted them.
+        when: How many requests had been admitted by then.
+    """
+
+    place: int
+    run: bytes
+    behind: int
+    by: str
+    when: int
+
+    def __init__(self, place: int, run: bytes, behind: int, by: str, when: int) -> None:
+        """Remember pages; nothing of this changes."""
+        self.place = place
+        self.run = run
+        self.behind = behind
+        self.by = by
+        self.when = when
+
+
+_REVIVED: Final = Ghost(0, b"", 0, "", 0)
 """Follows no place."""
 
 
@@ -40,45 +70,77 @@ class _Generation:
     __slots__ = ("heads", "more", "num_bytes", "roots", "tails")
 
     def __init__(self) -> None:
-        self.tails: dict[int, Ghost] = {}
-        self.heads: dict[bytes, Ghost] = {}
-        self.more: dict[tuple[int, bytes], Ghost] = {}
+        self.tails: dict[int, Ghost] | ShardedDict[int, Ghost] = {}
+        self.heads: dict[bytes, Ghost] | ShardedDict[bytes, Ghost] = {}
+        self.more: (
+            dict[tuple[int, bytes], Ghost] | ShardedDict[tuple[int, bytes], Ghost]
+        ) = {}
         self.num_bytes = 0
         self.roots: dict[RadixNode, None] = {}
 
-    def ghosts(self) -> list[Ghost]:
-        """List them."""
-        return [*self.tails.values(), *self.heads.values(), *self.more.values()]
+    def ghosts(self) -> Iterator[Ghost]:
+        """Iterate over them."""
+        yield from self.tails.values()
+        yield from self.heads.values()
+        yield from self.more.values()
 
     def find(self, place: int, page: bytes) -> Ghost | None:
         """Return the ghost behind a place that begins with a page, if there is one."""
-        ghost = self.tails.get(place)
-        if ghost is not None and ghost[1].startswith(page):
-            return ghost
-        ghost = self.heads.get(page)
-        if ghost is None or ghost[0] == place:
+        tails = self.tails
+        if tails:
+            ghost = tails.get(place)
+            if ghost is not None and ghost.run.startswith(page):
+                return ghost
+        heads = self.heads
+        # Compiled code must know which of the two it is, or be slow.
+        if isinstance(heads, dict):  # noqa: SIM108
+            ghost = heads.get(page)
+        else:
+            ghost = heads.get(page)
+        if ghost is None or ghost.place == place:
             return ghost
         return self.more.get((place, page))
 
+    def put_tail(self, ghost: Ghost) -> None:
+        """Add a ghost that was cut off a node that stayed."""
+        tails = self.tails
+        tails[ghost.place] = ghost
+        if len(tails) > MAX_DICT_SIZE and isinstance(tails, dict):
+            self.tails = ShardedDict(tails, _block_of)
+
     def put(self, ghost: Ghost, page: bytes) -> None:
         """Add a ghost that begins with a page, and is no tail."""
-        if page in self.heads:
-            self.more[ghost[0], page] = ghost
-        else:
-            self.heads[page] = ghost
+        heads = self.heads
+        if page in heads:
+            more = self.more
+            more[ghost.place, page] = ghost
+            if len(more) > MAX_DICT_SIZE and isinstance(more, dict):
+                self.more = ShardedDict(more, _block_of_first)
+            return
+        heads[page] = ghost
+        if len(heads) > MAX_DICT_SIZE and isinstance(heads, dict):
+            self.heads = ShardedDict(heads, crc32)
 
     def take(self, ghost: Ghost, page: bytes) -> None:
         """Take out a ghost that begins with a page."""
-        place = ghost[0]
+        place = ghost.place
         tail = self.tails.get(place)
-        if tail is not None and tail[1].startswith(page):
+        if tail is not None and tail.run.startswith(page):
             del self.tails[place]
-        elif self.heads[page][0] != place:
+        elif self.heads[page].place != place:
             del self.more[place, page]
         elif self.more:
             self.heads[page] = _REVIVED  # others may begin with that page
         else:
             del self.heads[page]
+
+
+def _block_of(place: int) -> int:
+    return place >> _BLOCK_BITS
+
+
+def _block_of_first(key: tuple[int, bytes]) -> int:
+    return key[0] >> _BLOCK_BITS
 
 
 class GhostIndex:
@@ -162,7 +224,12 @@ class GhostIndex:
         """Return all that it remembers, as plain values to compare."""
         old, young = self._old, self._young
         sizes = (old.num_bytes, young.num_bytes)
-        return {"ghosts": (*sizes, self.now, old.ghosts(), young.ghosts())}
+        ghosts = [
+            (ghost.place, ghost.run, ghost.behind, ghost.by, ghost.when)
+            for generation in (old, young)
+            for ghost in generation.ghosts()
+        ]
+        return {"ghosts": (*sizes, self.now, ghosts)}
 
     def has_behind(self, root: RadixNode) -> bool:
         """Tell whether a ghost may follow a root."""
@@ -217,10 +284,10 @@ class GhostIndex:
                 if ghost is None:
                     self.has_forgotten = place & 1 == 1 or self._has_lost(place, page)
                     break
-            _, run, place, by, when = ghost
+            run, place = ghost.run, ghost.behind
             shared = self._shared_bytes(raw, start, run)
             start += shared
-            found.append((start, by, when))
+            found.append((start, ghost.by, ghost.when))
             if shared < len(run):
                 self.has_forgotten = place & 1 == 1
                 break
@@ -288,7 +355,7 @@ class GhostIndex:
             # As in `_new_place`; this is most of what happens.
             self._last_place = place = (self._last_place | 1) + 1 + is_unsure
             node.place = -place
-            young.tails[place] = (place, run, behind, by, self.now)
+            young.put_tail(Ghost(place, run, behind, by, self.now))
             self._sketch.add(place, page)
             return
         parent = node.parent
@@ -297,9 +364,9 @@ class GhostIndex:
             parent.place = place = -place
         elif not place:
             parent.place = place = self._new_place(0)
-        if parent.parent is parent:
+        if parent is node.root:
             young.roots[parent] = None
-        young.put((place, run, behind, by, self.now), page)
+        young.put(Ghost(place, run, behind, by, self.now), page)
         self._sketch.add(place, page)
 
     def _new_place(self, is_unsure: int) -> int:
@@ -328,7 +395,9 @@ class GhostIndex:
         # Before that, what the sketch does not have yet has a ghost, or is cached.
         self._sketch.flush()
         old = self._old
-        self._fading += [one for one in (old.tails, old.heads, old.more) if one]
+        self._fading += dicts_of(old.tails)
+        self._fading += dicts_of(old.heads)
+        self._fading += dicts_of(old.more)
         self._old = self._young
         self._young = _Generation()
 
@@ -353,9 +422,8 @@ class GhostIndex:
             behind = node.place
             node.place = place = inside.pop(offset)
             by = self._tree.cause or self._policy
-            ghost = (place, piece, behind, by, self.now)
             page = piece[: self._page_bytes]
-            self._young.put(ghost, page)
+            self._young.put(Ghost(place, piece, behind, by, self.now), page)
             self._sketch.add(place, page)
         return run
 
@@ -428,7 +496,7 @@ class GhostIndex:
                 if unsure_at == len(key) and self._has_lost(place, page):
                     unsure_at = start
                 break
-            _, run, place, by, when = ghost
+            run, place = ghost.run, ghost.behind
             if place & 1 and start < unsure_at:
                 unsure_at = start
             shared = self._shared_bytes(key, start, run)
@@ -437,11 +505,12 @@ class GhostIndex:
             generation.num_bytes -= shared
             if shared < len(run):
                 # The rest stays as old as it was.
+                rest = run[shared:]
                 rest_place = self._new_place(place & 1)
-                rest = (rest_place, run[shared:], place, by, when)
-                generation.tails[rest_place] = rest
-                page = rest[1][:page_bytes]
-                self._sketch.add(rest_place, page)
+                generation.put_tail(
+                    Ghost(rest_place, rest, place, ghost.by, ghost.when)
+                )
+                self._sketch.add(rest_place, rest[:page_bytes])
                 place = -rest_place
             if start == len(key):
                 node.place = place

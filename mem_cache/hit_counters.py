@@ -69,8 +69,7 @@ class HitCounters:
                 self.num_missed_unaligned_tokens += num_tokens - num_whole
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached
-        if request.node is not None:
-            request.node.root.counters.count(num_tokens, num_cached)
+        _count_in_namespace(request, num_tokens, num_cached)
 
     def _count_resumed(self, request: RequestKV) -> None:
         """Count what a request had computed: its prompt counted when it first came."""
@@ -80,8 +79,7 @@ class HitCounters:
         self.num_resumed_requests += 1
         self.num_resumed_cached_tokens += num_resumed
         self.num_recomputed_tokens += request.computed_len - num_resumed
-        if request.node is not None:
-            request.node.root.counters.count(0, 0)
+        _count_in_namespace(request, 0, 0)
 
     def _count_misses(self, report: HitReport) -> None:
         self.num_missed_forgotten_tokens += report.num_forgotten_tokens
@@ -92,3 +90,9 @@ class HitCounters:
         self.num_missed_unpublished_tokens += report.num_unpublished_tokens
         self.num_missed_other_epoch_tokens += report.num_other_epoch_tokens
         self.num_missed_other_namespace_tokens += report.num_other_namespace_tokens
+
+
+def _count_in_namespace(request: RequestKV, num_tokens: int, num_cached: int) -> None:
+    counters = None if request.node is None else request.node.root.counters
+    if counters is not None:
+        counters.count(num_tokens, num_cached)

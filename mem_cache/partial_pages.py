@@ -96,7 +96,6 @@ class PartialPages:
         index: PartialPageIndex,
         running: RunningRequests,
         copies: PageCopies,
-        take_page: Callable[[RequestKV], bytes],
     ) -> None:
         """Join what is needed.
 
@@ -104,15 +103,17 @@ class PartialPages:
             index: Finds the page.
             running: Gets the request's new page.
             copies: Takes note of the copy.
-            take_page: Takes a page for a request, or raises if it can have none.
         """
         self._index = index
         self._running = running
         self._copies = copies
-        self._take_page = take_page
 
     def extend_hit(
-        self, request: RequestKV, tokens: NDArray[np.int32], page_size: int
+        self,
+        request: RequestKV,
+        tokens: NDArray[np.int32],
+        page_size: int,
+        take_page: Callable[[RequestKV], bytes],
     ) -> None:
         """Reuse the start of the page behind a hit; if no page can be had, nothing.
 
@@ -120,6 +121,7 @@ class PartialPages:
             request: A request that was just admitted.
             tokens: All its tokens; at least one is left to compute.
             page_size: Tokens a page.
+            take_page: Takes a page for a request, or raises if it can have none.
         """
         hit = request.committed_len
         wanted = tokens[hit : min(hit + page_size, len(tokens) - 1)].tobytes()
@@ -130,7 +132,7 @@ class PartialPages:
             return
         source = np.frombuffer(child.pages, np.int32, 1)
         try:
-            page = self._take_page(request)
+            page = take_page(request)
         except (OutOfPagesError, PolicyError):
             return
         # It may be the source itself, if that was the next to go: then nothing is left

@@ -139,6 +139,13 @@ class PrefixCache(OpenObject):
         if self.watch is not None:
             self.watch.write_counters()
 
+    def __del__(self) -> None:
+        """Free all nodes at once, though what listens to the tree refers to it."""
+        tree = getattr(self, "_tree", None)
+        if tree is not None:
+            self._running.let_go()
+            tree.take_apart()
+
     # Sizes ------------------------------------------------------------------
 
     @property
@@ -379,7 +386,9 @@ class PrefixCache(OpenObject):
         if explainer is not None:
             available = explainer.count_available(request, array)
         if self._partial_pages is not None:
-            self._partial_pages.extend_hit(request, array, self.page_size)
+            self._partial_pages.extend_hit(
+                request, array, self.page_size, self._take_page
+            )
         if self._owner is None:
             self._owner = _get_ident()
         request.computed_len = num_computed

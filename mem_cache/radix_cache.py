@@ -120,7 +120,6 @@ class RadixCache(PrefixCache):
                 PartialPageIndex(tree, memory.page_size * TOKEN_BYTES),
                 self._running,
                 memory.page_copies,
-                self._take_page,
             )
 
     def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
@@ -271,7 +270,8 @@ class RadixCache(PrefixCache):
             quota = Quota(namespace)
             nodes = self._tree.nodes_of(root) if root else ()
             quota.count(nodes, requests_of(namespace, self._running), page_size)
-        counters = root.counters if root else NamespaceCounters()
+        counters = root.counters if root else None
+        counters = counters or NamespaceCounters()
         ceiling = quota.num_ceiling_pages
         return NamespaceStats(
             evictable_size=quota.num_evictable_pages * page_size,

@@ -12,9 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Final
+from weakref import ref
+from zlib import crc32
 
-from .eviction import EvictionIndex
-from .radix_node import NO_CHILDREN, PAGE_ID_BYTES, RadixNode, RadixRoot
+from .eviction import EvictionIndex, RecencyIndex
+from .namespaces import Namespaces
+from .radix_node import (
+    NO_CHILDREN,
+    PAGE_ID_BYTES,
+    RadixNode,
+    RadixRoot,
+    detach,
+    make_node,
+    make_root,
+    take_apart,
+)
+from .sharded_dict import MAX_DICT_SIZE, ShardedDict
 from .tokens import TOKEN_BYTES, shared_bytes
 
 MAX_NODE_SIZE: Final = 16_384
@@ -63,12 +76,18 @@ class RadixTree:
         self.on_published: list[Callable[[RadixNode, int], None]] = []
         self.on_split: list[Callable[[RadixNode, RadixNode], None]] = []
         self.on_evicted: list[Callable[[RadixNode, bytes, bytes], None]] = []
+        self._namespaces = Namespaces()
+        self._namespaces_ref = ref(self._namespaces)
         self._roots: dict[Hashable, RadixRoot] = {}
         self._stale_roots: dict[RadixRoot, None] = {}
         self._clock = 0
         self.version = 0
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
+
+    def __del__(self) -> None:
+        """Break all references between the nodes, which no collector would find."""
+        self.take_apart()
 
     def match(self, namespace: Hashable, raw: bytes) -> int:
         """Count the bytes of `raw` that are cached. Changes nothing.
@@ -112,7 +131,7 @@ class RadixTree:
         """
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = RadixRoot(namespace)
+            root = self.add_root(namespace)
         path, _ = self._descend(root, raw)
         node = path[-1] if path else root
         self.lock(node)
@@ -261,13 +280,26 @@ class RadixTree:
         for node in reversed(list(self.nodes())):
             self._drop(node)
 
+    def take_apart(self) -> None:
+        """Let everything go, and everybody who listens: the tree has no user left."""
+        self.on_used.clear()
+        self.on_published.clear()
+        self.on_split.clear()
+        self.on_evicted.clear()
+        for root in (*self._roots.values(), *self._stale_roots):
+            take_apart(root)
+        self._roots.clear()
+        self._stale_roots.clear()
+        self.index = RecencyIndex()  # the old one may refer to the tree
+
     def root_of(self, namespace: Hashable) -> RadixRoot | None:
         """Return the root that a namespace matches below now, if there is one."""
         return self._roots.get(namespace)
 
     def add_root(self, namespace: Hashable) -> RadixRoot:
         """Make a root for a namespace that has none."""
-        root = self._roots[namespace] = RadixRoot(namespace)
+        root = self._roots[namespace] = make_root(self._namespaces_ref)
+        self._namespaces.names[root] = namespace
         return root
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -299,7 +331,13 @@ class RadixTree:
         path: list[RadixNode] = []
         end = len(raw)
         while offset < end:
-            child = node.children.get(raw[offset : offset + page_bytes])
+            children = node.children
+            page = raw[offset : offset + page_bytes]
+            # Compiled code must know which of the two it is, or be slow.
+            if isinstance(children, dict):
+                child = children.get(page)
+            else:
+                child = children.get(page)
             if child is None:
                 break
             path.append(child)
@@ -331,7 +369,7 @@ class RadixTree:
         """
         page_bytes = self._page_bytes
         cut = key_bytes // page_bytes * PAGE_ID_BYTES
-        upper = RadixNode(node.key[:key_bytes], node.pages[:cut], node.parent)
+        upper = make_node(node.key[:key_bytes], node.pages[:cut], node.parent)
         upper.lock_ref = 1 if node.lock_ref else 0
         upper.num_hits = node.num_hits
         upper.created = node.created
@@ -379,12 +417,15 @@ class RadixTree:
         # The lease on `node` becomes that of its first new, protected child.
         self._clock += 1
         for key, part in self._parts(raw, start, pages):
-            child = RadixNode(key, part, node)
+            child = make_node(key, part, node)
             child.lock_ref = 1
             child.created = self._clock
-            if node.children is NO_CHILDREN:
-                node.children = {}
-            node.children[key[: self._page_bytes]] = child
+            children = node.children
+            if children is NO_CHILDREN:
+                node.children = children = {}
+            children[key[: self._page_bytes]] = child
+            if len(children) > MAX_DICT_SIZE and isinstance(children, dict):
+                node.children = ShardedDict(children, crc32)
             node = child
             for tell in self.on_published:
                 tell(node, 0)
@@ -431,6 +472,8 @@ class RadixTree:
                 self.index.expose(parent)
         for tell in self.on_evicted:
             tell(node, lost, freed)
+        # Whoever keeps it keeps no chain of nodes that are gone, however long.
+        node.parent = node.root
         return freed
 
     def _forget_if_unused(self, root: RadixNode) -> None:
@@ -438,8 +481,12 @@ class RadixTree:
         if isinstance(root, RadixRoot) and root.lock_ref == 1 and not root.children:
             if root.is_stale:
                 del self._stale_roots[root]
-            elif root.quota is None:
+            elif root.has_quota:
+                return
+            else:
                 del self._roots[root.namespace]
+            del self._namespaces.names[root]
+            detach(root)
 
 
 def _preorder(node: RadixNode) -> Iterator[RadixNode]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .eviction import KeyedIndex, RankedIndex, RecencyIndex
@@ -13,6 +14,26 @@ from .stale_first import StaleFirst
 
 if TYPE_CHECKING:
     from .retention import Retention
+
+
+class _Levels:
+    """The levels of retained nodes, then those that another index had.
+
+    Of its own, since an index with a method of itself would be a reference cycle.
+    """
+
+    def __init__(
+        self, retention: Retention, other: Callable[[RadixNode], int] | None
+    ) -> None:
+        self._retention = retention
+        self._other = other
+
+    def of(self, node: RadixNode) -> int:
+        """Return the level of a node."""
+        level = self._retention.level(node)
+        if not level and self._other is not None:
+            level = self._other(node)
+        return level
 
 
 class RetentionIndex(KeyedIndex):
@@ -33,9 +54,8 @@ class RetentionIndex(KeyedIndex):
             policy, other_level = other.policy, other.level
         else:
             policy, other_level = LRU(), None
-        super().__init__(policy, level=self._level_of)
+        super().__init__(policy, level=_Levels(retention, other_level).of)
         self._other = other
-        self._other_level = other_level
         self._retention = retention
         for node in other.drain():
             self.release(node)
@@ -56,12 +76,6 @@ class RetentionIndex(KeyedIndex):
         """Forget that the policy failed."""
         self._other.forgive()
         super().forgive()
-
-    def _level_of(self, node: RadixNode) -> int:
-        level = self._retention.level(node)
-        if not level and self._other_level is not None:
-            level = self._other_level(node)
-        return level
 
 
 def use_retention_index(tree: RadixTree, retention: Retention) -> None:

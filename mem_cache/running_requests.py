@@ -89,6 +89,12 @@ class RunningRequests:
         self._forgotten_rows[row] = None
         self._table.free(row)
 
+    def let_go(self) -> None:
+        """Forget all requests, which refer to this: their cache is gone."""
+        for request in self._requests.values():
+            request.owner = None
+        self._requests.clear()
+
     def forget_rows(self, rows: list[int]) -> None:
         """Tell the workers with the next message that `rows` were given back."""
         self._forgotten_rows = dict.fromkeys([*rows, *self._forgotten_rows])

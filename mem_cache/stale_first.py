@@ -174,12 +174,12 @@ def _postorder(root: RadixNode) -> Iterator[RadixNode]:
 
     Nodes may be dropped meanwhile; those that a list was copied with come nevertheless.
     """
-    stack = [(root, [*reversed(root.children.values())])]
+    stack = [(root, [*root.children.values()][::-1])]
     while True:
         node, children = stack[-1]
         if children:
             child = children.pop()
-            stack.append((child, [*reversed(child.children.values())]))
+            stack.append((child, [*child.children.values()][::-1]))
             continue
         stack.pop()
         if not stack:

@@ -205,15 +205,15 @@ class GhostLife:
         for node, places in ghosts._inside.items():
             assert all(0 < offset < len(node.key) for offset in places)
         for lost, kept in ((self.young, ghosts._young), (self.old, ghosts._old)):
-            num_bytes = sum(len(ghost[1]) for ghost in kept.ghosts())
+            num_bytes = sum(len(ghost.run) for ghost in kept.ghosts())
             assert len(lost) * self.page_bytes == num_bytes == kept.num_bytes
             for place, ghost in kept.tails.items():
-                assert place == ghost[0]
+                assert place == ghost.place
             for page, ghost in kept.heads.items():
-                assert ghost[1].startswith(page) or not ghost[0]
+                assert ghost.run.startswith(page) or not ghost.place
             for (place, page), ghost in kept.more.items():
-                assert kept.heads[page][0] != place == ghost[0]
-                assert ghost[1].startswith(page)
+                assert kept.heads[page].place != place == ghost.place
+                assert ghost.run.startswith(page)
 
     def check(self) -> None:
         self.check_gaps()

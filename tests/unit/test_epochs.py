@@ -5,7 +5,6 @@ Sizes are (free, evictable, protected, held), in tokens.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import ValuesView
 from threading import Thread
 
@@ -38,6 +37,7 @@ from .driver import (
     run,
     span,
 )
+from .lifetimes import num_leaves_alive
 
 PROMPT = span(1, 8)
 POLICIES = ["lru", "lfu", "priority"]
@@ -517,11 +517,7 @@ def test_what_others_drop_in_the_middle_of_a_walk_is_passed(policy: str) -> None
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_reset_in_the_middle_of_a_walk_keeps_nothing_alive(policy: str) -> None:
-    def num_nodes() -> int:
-        gc.collect()
-        return sum(type(thing) is RadixNode for thing in gc.get_objects())
-
-    before = num_nodes()
+    before = num_leaves_alive()
     cache = make_cache(64, 1, policy=policy)
     for first in range(10):
         insert(cache, [first, 20, 21])
@@ -531,10 +527,10 @@ def test_a_reset_in_the_middle_of_a_walk_keeps_nothing_alive(policy: str) -> Non
     cache.evict(12)
     cache.release(running)
     del running
-    assert num_nodes() > before
+    assert num_leaves_alive() > before
     cache.reset()
 
-    assert before == num_nodes()
+    assert before == num_leaves_alive()
     assert law(cache) == (64, 0, 0, 0)
     insert(cache, PROMPT)
     assert cache.evict(8) == 8

@@ -647,8 +647,8 @@ def test_pages_that_go_and_come_back_leave_nothing() -> None:
 
     ghosts = explainer_of(cache)._ghosts
     assert ghosts.num_pages == 0
-    assert not ghosts._young.ghosts()
-    assert not ghosts._old.ghosts()
+    assert not [*ghosts._young.ghosts()]
+    assert not [*ghosts._old.ghosts()]
     assert not ghosts._inside
 
 

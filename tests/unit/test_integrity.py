@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from radixkv.mem_cache import IntegrityError, RadixCache, RadixNode, RequestKV
-from radixkv.mem_cache.radix_node import RadixRoot
+from radixkv.mem_cache.radix_node import make_node, make_root
 
 from .driver import insert, make_cache, run, span
 
@@ -126,7 +126,7 @@ def test_a_page_of_a_row_that_changed_is_noticed() -> None:
 def test_a_path_that_is_longer_than_its_row_is_noticed() -> None:
     cache = make_cache(page_size=1, max_num_requests=1, max_context_len=2)
     request = run(cache, [1, 2])
-    request.node = RadixNode(b"", b"".join(map(page, range(3))), RadixRoot(None))
+    request.node = make_node(b"", b"".join(map(page, range(3))), make_root())
     with pytest.raises(IntegrityError, match="column 0 lists 1, not page 0"):
         cache.check_integrity()
     request.pages[:] = page(0) + page(1)
@@ -177,7 +177,7 @@ def test_a_key_that_does_not_fit_its_pages_is_noticed() -> None:
 def test_an_empty_node_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
         upper, _ = nodes(cache)
-        upper.children[b""] = RadixNode(b"", b"", upper)
+        upper.children[b""] = make_node(b"", b"", upper)
 
     assert "has a key of 0 bytes" in report(break_it)
 
@@ -208,7 +208,7 @@ def test_a_protected_node_in_the_index_is_noticed(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_a_node_in_the_index_that_left_the_tree_is_noticed(policy: str) -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        cache._tree.index.release(RadixNode(b"0" * 16, page(3), RadixRoot(None)))
+        cache._tree.index.release(make_node(b"0" * 16, page(3), make_root()))
 
     assert "the eviction index holds nodes outside the tree" in report(break_it, policy)
 
@@ -225,7 +225,7 @@ def test_a_parent_that_goes_before_its_child_is_noticed() -> None:
 
 def test_a_lease_outside_the_tree_is_noticed() -> None:
     def break_it(cache: RadixCache, request: RequestKV) -> None:
-        request.node = RadixRoot(None)
+        request.node = make_root()
 
     text = report(break_it)
 

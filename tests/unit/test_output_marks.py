@@ -12,6 +12,7 @@ from radixkv.mem_cache import (
     TokenError,
 )
 from radixkv.mem_cache.eviction import RecencyIndex
+from radixkv.mem_cache.radix_node import make_node
 
 from .driver import (
     Wrong,
@@ -302,6 +303,6 @@ def test_wrong_marks_are_told() -> None:
     with pytest.raises(IntegrityError, match="is prompt, but what comes before it is"):
         cache.check_integrity()
     marks._marked = {lower}
-    marks._marked.add(type(lower)(b"", b"", lower))
+    marks._marked.add(make_node(b"", b"", lower))
     with pytest.raises(IntegrityError, match="1 nodes are output, but gone"):
         cache.check_integrity()

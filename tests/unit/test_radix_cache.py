@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import asdict
 from threading import Event, Thread
 from typing import Any, cast
@@ -44,6 +43,7 @@ from .driver import (
     run,
     span,
 )
+from .lifetimes import num_leaves_alive
 
 PROMPT = span(1, 10)
 
@@ -726,27 +726,22 @@ def test_b138_a_request_that_publishes_5000_times(policy: str) -> None:
     assert law(cache) == (2, num_turns - 1, 0, 0)
 
 
-def num_nodes_alive() -> int:
-    gc.collect()
-    return sum(issubclass(type(value), RadixNode) for value in gc.get_objects())
-
-
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_namespaces_and_caches_that_are_gone_leave_no_node_behind(policy: str) -> None:
-    before = num_nodes_alive()
+    before = num_leaves_alive()
     cache = make_cache(policy=policy)
     for namespace in range(200):
         insert(cache, span(1, 8), namespace)
         cache.evict(64)
     cache.stats()  # counts the last admissions, and lets them go
     # Some are remembered still, to explain misses.
-    assert num_nodes_alive() - before <= 2 * 64 + 16
+    assert num_leaves_alive() - before <= 2 * 64 + 16
     insert(cache, span(1, 8))
     cache.bump_epoch(None)
     admit(cache, span(1, 8))
     del cache
 
-    assert before == num_nodes_alive()
+    assert before == num_leaves_alive()
 
 
 def test_a_cache_reads_its_sizes_through_its_memory() -> None:

@@ -18,6 +18,7 @@ from radixkv.mem_cache import (
     WrongThreadError,
 )
 from radixkv.mem_cache.eviction import RecencyIndex
+from radixkv.mem_cache.radix_node import make_node
 
 from .driver import Wrong, admit, compute, insert, law, make_cache, make_memory, span
 
@@ -754,6 +755,6 @@ def test_wrong_grants_are_told() -> None:
     assert "the ends that are waited for" in fault()
     lower.entry = entry
     law(cache)
-    gone = RadixNode(b"", b"", cache._tree.roots[0])
+    gone = make_node(b"", b"", cache._tree.roots[0])
     retention._grants[gone] = upper
     assert "is retained, but gone" in fault()
