@@ -749,7 +749,6 @@ class PrefixCache(OpenObject):
             return self.watch.call(self.resize, num_pages)
         self._check_thread()
         end = as_size("num_pages", num_pages)
-        self.memory.check_growth(end)
         needed = self._tree.num_protected_pages + self._running.num_held_pages
         evictable = self._tree.num_evictable_pages
         if self._quotas is not None:

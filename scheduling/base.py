@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ class ModelRunner(Protocol):
         ...
 
 
-@runtime_checkable
 class PooledRunner(ModelRunner, Protocol):
     """A runner that shows the pool in which it keeps K and V.
 

@@ -18,7 +18,7 @@ from radixkv.mem_cache import (
 )
 from radixkv.mem_cache.sizes import as_size
 
-from .base import ModelRunner, PooledRunner
+from .base import ModelRunner
 from .batch import Batch, BatchEntry
 from .handed_over import Answer, HandedOver, NotComputedError, clear_frames_of
 from .request import Request
@@ -126,8 +126,9 @@ class Engine:
         self._handed_over: HandedOver | None = None
         self._outputs: list[RequestOutput] = []  # not told yet
         self._is_closing = False
-        if isinstance(runner, PooledRunner) and isinstance(runner.pool, PagePool):
-            scheduler.cache.memory.join(runner.pool)
+        pool: object = getattr(runner, "pool", None)
+        if isinstance(pool, PagePool):
+            scheduler.cache.memory.join(pool)
 
     def __enter__(self) -> Self:
         """Return the engine, which is closed at the end of the block."""
