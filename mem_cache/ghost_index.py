@@ -10,7 +10,7 @@ from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .sharded_dict import MAX_DICT_SIZE, ShardedDict, dicts_of
 from .sizes import as_size
-from .tokens import shared_bytes
+from .tokens import first_page, shared_bytes
 from .untracked import untracked
 
 EvictedPart: TypeAlias = tuple[int, str, int]
@@ -326,7 +326,7 @@ class GhostIndex:
         if parent is node.root:
             young.roots[parent] = None
         ghost = Ghost(place, run, behind, by, self.now)
-        young.put(ghost, run[: self._page_bytes])
+        young.put(ghost, first_page(run, self._page_bytes))
 
     def _make_room(self, run: bytes) -> bytes:
         """Begin a generation that takes a run; returns what fits of it."""
@@ -368,7 +368,7 @@ class GhostIndex:
             node.place = place = inside.pop(offset)
             by = self._tree.cause or self._policy
             ghost = Ghost(place, piece, behind, by, self.now)
-            self._young.put(ghost, piece[: self._page_bytes])
+            self._young.put(ghost, first_page(piece, self._page_bytes))
         return run
 
     # Ghosts move and go -----------------------------------------------------
