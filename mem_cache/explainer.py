@@ -218,7 +218,7 @@ class Explainer:
             if root.children or root.lock_ref > 1 or self._ghosts.has_behind(root):
                 roots[namespace] = root
             else:
-                self._ghosts.let_go(root)
+                self._ghosts.let_go(root, namespace)
         self._roots = roots
         self._max_num_roots = 2 * len(self._roots) + 64
 

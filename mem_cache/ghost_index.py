@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
@@ -11,7 +11,7 @@ from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
 from .sharded_dict import MAX_DICT_SIZE, ShardedDict, dicts_of
 from .sizes import as_size
-from .tokens import shared_bytes
+from .tokens import first_page, shared_bytes
 from .untracked import untracked
 
 EvictedPart: TypeAlias = tuple[int, str, int]
@@ -310,10 +310,15 @@ class GhostIndex:
         self._inside.pop(node, None)
         self._sure_bytes.pop(node, None)
 
-    def let_go(self, root: RadixRoot) -> None:
-        """Lose a namespace that has no ghosts, but may come back."""
+    def let_go(self, root: RadixRoot, namespace: Hashable) -> None:
+        """Lose a namespace that has no ghosts, but may come back.
+
+        Args:
+            root: Its last root, which is in no tree any more.
+            namespace: What it stood for.
+        """
         if root.place:
-            self._sketch.add_namespace(root.namespace)
+            self._sketch.add_namespace(namespace)
         self.drop(root)
 
     def begin(self, root: RadixRoot) -> None:
@@ -350,7 +355,7 @@ class GhostIndex:
         if not run:
             return
         by = self._tree.cause or self._policy
-        page = run[: self._page_bytes]
+        page = first_page(run, self._page_bytes)
         if node.key:
             # As in `_new_place`; this is most of what happens.
             self._last_place = place = (self._last_place | 1) + 1 + is_unsure
@@ -422,7 +427,7 @@ class GhostIndex:
             behind = node.place
             node.place = place = inside.pop(offset)
             by = self._tree.cause or self._policy
-            page = piece[: self._page_bytes]
+            page = first_page(piece, self._page_bytes)
             self._young.put(Ghost(place, piece, behind, by, self.now), page)
             self._sketch.add(place, page)
         return run
@@ -510,7 +515,7 @@ class GhostIndex:
                 generation.put_tail(
                     Ghost(rest_place, rest, place, ghost.by, ghost.when)
                 )
-                self._sketch.add(rest_place, rest[:page_bytes])
+                self._sketch.add(rest_place, first_page(rest, page_bytes))
                 place = -rest_place
             if start == len(key):
                 node.place = place

@@ -28,7 +28,7 @@ from .radix_node import (
     take_apart,
 )
 from .sharded_dict import MAX_DICT_SIZE, ShardedDict
-from .tokens import TOKEN_BYTES, shared_bytes
+from .tokens import TOKEN_BYTES, first_page, shared_bytes
 
 MAX_NODE_SIZE: Final = 16_384
 """Most tokens of one node: trimming or splitting it copies no more than that."""
@@ -375,11 +375,11 @@ class RadixTree:
         upper.created = node.created
         upper.last_use = node.last_use
         upper.priority = node.priority
-        node.parent.children[upper.key[:page_bytes]] = upper
+        node.parent.children[first_page(upper.key, page_bytes)] = upper
         node.key = node.key[key_bytes:]
         node.pages = node.pages[cut:]
         node.parent = upper
-        upper.children = {node.key[:page_bytes]: node}
+        upper.children = {first_page(node.key, page_bytes): node}
         for tell in self.on_split:
             tell(upper, node)
         return upper
@@ -423,7 +423,7 @@ class RadixTree:
             children = node.children
             if children is NO_CHILDREN:
                 node.children = children = {}
-            children[key[: self._page_bytes]] = child
+            children[first_page(key, self._page_bytes)] = child
             if len(children) > MAX_DICT_SIZE and isinstance(children, dict):
                 node.children = ShardedDict(children, crc32)
             node = child

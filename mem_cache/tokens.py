@@ -157,3 +157,11 @@ def shared_bytes(raw: bytes, offset: int, key: bytes, page_bytes: int) -> int:
         else:
             high = middle - 1
     return low * page_bytes
+
+
+def first_page(run: bytes, page_bytes: int) -> bytes:
+    """Return the first page of a run: the run itself if that is all of it.
+
+    Of compiled code, a slice of all bytes would be a copy, kept a second time.
+    """
+    return run if len(run) == page_bytes else run[:page_bytes]

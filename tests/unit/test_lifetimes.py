@@ -240,11 +240,11 @@ def test_b138_a_chain_of_nodes_is_freed_one_by_one(num_nodes: int) -> None:
     tree.on_evicted.append(lambda node, key, pages: gone.append(node))
     tree.unlock(end)
     tree.evict(num_nodes)
-    gone.reverse()
-    while gone:  # the last that is left holds nothing that is gone
-        gone.pop()
-    del end
-    del tree
+    del gone[1:]
+    assert gone[0] is end
+    assert end.parent is end.root  # it does not hold all that went after it
+    gone.clear()
+    del end, tree
     assert leaves == num_leaves_alive()
 
 
@@ -310,3 +310,18 @@ def test_a_root_with_many_children_is_as_any_other() -> None:
     cache.reset()
 
     assert cache.total_size == cache.available_size
+
+
+def test_a_node_of_one_page_shares_its_key_with_its_parent() -> None:
+    cache = make_cache(16, 4, policy="lfu")  # no leaf grows
+    insert(cache, span(1, 4))
+    insert(cache, span(11, 18))
+    insert(cache, [*span(1, 4), *span(25, 28)])
+    children = [
+        (page, child)
+        for node in (*cache._tree.roots, *cache._tree.nodes())
+        for page, child in node.children.items()
+    ]
+
+    assert [4, 8, 4] == [len(child.key) // 4 for _, child in children]
+    assert [True, False, True] == [page is child.key for page, child in children]

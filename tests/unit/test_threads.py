@@ -75,6 +75,7 @@ SCHEDULER_REFUSES: dict[str, Callable[[Scheduler, Request], object]] = {
     "abort": lambda scheduler, request: scheduler.abort("unknown"),
     "add_request": lambda scheduler, request: scheduler.add_request(request),
     "cancel": lambda scheduler, request: scheduler.cancel(None),  # type: ignore[arg-type]
+    "close": lambda scheduler, request: scheduler.close(),
     "check_request": lambda scheduler, request: scheduler.check_request(request),
     "explain_stall": lambda scheduler, request: scheduler.explain_stall(),
     "schedule": lambda scheduler, request: scheduler.schedule(),
@@ -84,6 +85,7 @@ SCHEDULER_REFUSES: dict[str, Callable[[Scheduler, Request], object]] = {
 
 SCHEDULER_IS_SAFE = {
     "has_requests",
+    "in_flight",
     "num_in_flight",
     "num_retractions",
     "num_running",
