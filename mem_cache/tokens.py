@@ -23,7 +23,7 @@ _FEW: Final = 256
 
 _ITEM: Final = np.dtype([("kind", "S1"), ("value", "<i4")])
 _HEAD_BYTES: Final = 5
-"""How `marshal`, version 2, writes an exact `int` of 32 bits, behind kind and length."""
+"""How `marshal`, version 2, writes an `int` of 32 bits, behind the list's own head."""
 
 _HIGHEST_BYTE: Final = TOKEN_BYTES - 1 if byteorder == "little" else 0
 
@@ -52,7 +52,7 @@ def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]
     if isinstance(tokens, _ARRAY) and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
     else:
-        of_ints = _convert_ints(tokens) if type(tokens) in (list, tuple) else None
+        of_ints = _convert_ints(tokens) if isinstance(tokens, (list, tuple)) else None
         array = _convert(tokens) if of_ints is None else of_ints
     if array.ndim != 1:
         raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
@@ -72,7 +72,7 @@ def _check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
             )
 
 
-def _convert_ints(tokens: Any) -> NDArray[np.int32] | None:
+def _convert_ints(tokens: list[int] | tuple[int, ...]) -> NDArray[np.int32] | None:
     """Convert a list or a tuple of nothing but `int`, each an int32; else ``None``.
 
     What is no exact `int` is left to numpy, which has an opinion on each such type.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from radixkv.mem_cache import TokenError
 from radixkv.mem_cache.tokens import as_tokens
+
+Wrong: TypeAlias = Any
+"""What types would refuse."""
 
 VIRTUAL = frozenset({-1, -5})
 
@@ -30,7 +33,7 @@ class Index:
         return 3
 
 
-def tokens_by_numpy(tokens: Any) -> np.ndarray:
+def tokens_by_numpy(tokens: Wrong) -> np.ndarray:
     """Read token ids as they are documented, or refuse them."""
     try:
         ids = np.asarray(tokens)
@@ -55,7 +58,7 @@ def tokens_by_numpy(tokens: Any) -> np.ndarray:
     return ids
 
 
-def outcome(read: Any, tokens: Any) -> tuple[str, Any]:
+def outcome(read: Wrong, tokens: Wrong) -> tuple[str, Any]:
     try:
         ids = read(tokens)
     except TokenError as error:
@@ -63,7 +66,7 @@ def outcome(read: Any, tokens: Any) -> tuple[str, Any]:
     return str(ids.dtype), ids.tolist()
 
 
-def read(tokens: Any) -> np.ndarray:
+def read(tokens: Wrong) -> np.ndarray:
     return as_tokens(tokens, VIRTUAL)
 
 
@@ -107,7 +110,7 @@ INTS = st.sampled_from(EDGES) | st.integers(0, 2**31 - 1)
 @example([1, True], list)
 @example([1, b"", 2], list)
 @example([1, b"i\0\0\0\0i\0\0\0\0"], list)
-def test_a_list_is_read_as_numpy_reads_it(tokens: list[Any], kind: Any) -> None:
+def test_a_list_is_read_as_numpy_reads_it(tokens: list[Any], kind: Wrong) -> None:
     assert outcome(tokens_by_numpy, kind(tokens)) == outcome(read, kind(tokens))
 
 
@@ -116,7 +119,7 @@ def test_a_list_is_read_as_numpy_reads_it(tokens: list[Any], kind: Any) -> None:
     [*ODD, "12", range(3), array("i", [1, -5, 2]), array("q", [2**31]), bytearray(2)],
     ids=repr,
 )
-def test_what_is_no_list_is_read_as_numpy_reads_it(tokens: Any) -> None:
+def test_what_is_no_list_is_read_as_numpy_reads_it(tokens: Wrong) -> None:
     assert outcome(tokens_by_numpy, tokens) == outcome(read, tokens)
 
 
