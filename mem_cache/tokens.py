@@ -72,11 +72,12 @@ def _check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
             )
 
 
-def _convert_ints(tokens: list[int] | tuple[int, ...]) -> NDArray[np.int32] | None:
+def _convert_ints(tokens: list[Any] | tuple[Any, ...]) -> NDArray[np.int32] | None:
     """Convert a list or a tuple of nothing but `int`, each an int32; else ``None``.
 
     What is no exact `int` is left to numpy, which has an opinion on each such type.
     `marshal` finds it out while it copies: to ask for the types takes longer than that.
+    The items may be anything, so compiled code must not take them for `int`.
     """
     count = len(tokens)
     if not count or type(tokens[0]) is not int:
