@@ -5,12 +5,15 @@ Fixed seeds, page size 16. Nothing here is asserted on time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from radixkv.mem_cache import MemoryManager, RadixCache, RequestKV
+from radixkv.mem_cache.tokens import Tokens
 
 PAGE_SIZE = 16
 
@@ -27,7 +30,7 @@ def random_tokens(count: int, seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 128_000, count, dtype=np.int32)
 
 
-def prefill(cache: RadixCache, prompt: NDArray[np.int32]) -> RequestKV:
+def prefill(cache: RadixCache, prompt: Tokens) -> RequestKV:
     request = cache.admit(prompt)
     assert request is not None
     cache.alloc_for_extend([request], [len(prompt)])
@@ -49,6 +52,29 @@ def test_match_of_a_long_cached_prompt(benchmark: BenchmarkFixture) -> None:
     run(cache, prompt[:13_999], prompt)
 
     assert benchmark(cache.match_prefix, prompt) == 14_000
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("spelling", ["array", "list"])
+def test_a_long_new_prompt(
+    benchmark: BenchmarkFixture, spelling: str, page_size: int
+) -> None:
+    """A tokenizer returns a list; it is read when admitted and when published."""
+    memory = MemoryManager(
+        60_000 // page_size, page_size, max_num_requests=4, max_context_len=16_384
+    )
+    cache = RadixCache(memory)
+    seeds = iter(range(100))
+
+    def request() -> tuple[tuple[RadixCache, Any], dict[str, Any]]:
+        prompt = random_tokens(14_200, next(seeds))
+        return (cache, prompt.tolist() if spelling == "list" else prompt), {}
+
+    benchmark.pedantic(run_prompt, setup=request, rounds=100)
+
+
+def run_prompt(cache: RadixCache, prompt: Tokens) -> None:
+    cache.cache_finished_req(prefill(cache, prompt), prompt)
 
 
 def test_decode_step_of_256_requests(benchmark: BenchmarkFixture) -> None:

@@ -122,16 +122,30 @@ class TokenToKVPoolAllocator:
         top = end - count
         self.num_free_pages = top
         if count > _FEW:
-            pages = self._stack[top:end].copy()
-            pages.sort()
-            self._state[pages.astype(np.int64)] = pages
-            return pages.tobytes()
+            return self._take_many(top, end)
         state = self._state_view
         ids = self._stack_view[top:end].tolist()
         ids.sort()
         for page in ids:
             state[page] = page
         return pack_numbers(ids)
+
+    def _take_many(self, top: int, end: int) -> bytes:
+        """Mark the pages of ``stack[top:end]`` as in use, and return them in order."""
+        pages = self._stack[top:end]
+        # Those that nobody had yet lie in descending order, those that one request gave
+        # back in the order of its row, which mostly ascends.
+        if pages[0] > pages[-1]:
+            pages = pages[::-1]
+        if not (pages[1:] > pages[:-1]).all():
+            pages = np.sort(pages)
+        first = int(pages[0])
+        last = int(pages[-1])
+        if last - first == len(pages) - 1:  # one run of neighbours
+            self._state[first : last + 1] = pages
+        else:
+            self._state[pages.astype(np.int64)] = pages
+        return pages.tobytes()
 
     def give_back(self, pages: Packed) -> None:
         """Do as `free`, for callers that keep page ids as the bytes of int32."""

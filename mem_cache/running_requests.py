@@ -155,12 +155,16 @@ class RunningRequests:
         taken = num_sent = 0
         for request, new_len in zip(requests, lens):  # noqa: B905 - as above
             row = request.pages
-            num_pages = len(row) // PAGE_ID_BYTES
+            num_pages = num_before = len(row) // PAGE_ID_BYTES
+            new_pages = b""
             if taken < num_bytes:  # somebody still gets some
                 num_new = -(-new_len // page_size) - num_pages
                 if num_new > 0:
                     end = taken + num_new * PAGE_ID_BYTES
-                    row += pages[taken:end]
+                    # Compiled code would copy what it need not cut.
+                    whole = taken == 0 and end == num_bytes
+                    new_pages = pages if whole else pages[taken:end]
+                    row += new_pages
                     taken = end
                     num_pages += num_new
             if new_len > request.allocated_len:
@@ -168,7 +172,10 @@ class RunningRequests:
             num_known = request.num_known_pages
             num_unknown = num_pages - num_known
             if num_unknown:
-                parts.append(row[num_known * PAGE_ID_BYTES :])
+                if num_known == num_before:
+                    parts.append(new_pages)
+                else:
+                    parts.append(row[num_known * PAGE_ID_BYTES :])
                 num_sent += num_unknown
                 request.num_known_pages = num_pages
                 if not request.has_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from marshal import dumps
 from sys import byteorder
 from typing import Any, Final, TypeAlias, cast
 
@@ -20,6 +21,10 @@ _INT32: Final = np.dtype(np.int32)
 
 _FEW: Final = 256
 
+_ITEM: Final = np.dtype([("kind", "S1"), ("value", "<i4")])
+_HEAD_BYTES: Final = 5
+"""How `marshal`, version 2, writes an `int` of 32 bits, behind the list's own head."""
+
 _HIGHEST_BYTE: Final = TOKEN_BYTES - 1 if byteorder == "little" else 0
 
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
@@ -33,8 +38,9 @@ def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]
     tokens.
 
     Args:
-        tokens: Integers in ``[0, 2**31)``, flat: a list, a tuple, or an array of any
-            integer type.
+        tokens: Integers in ``[0, 2**31)``, flat: a list, a tuple, an `array.array`, or
+            an array of any integer type. A list costs some hundred times what an int32
+            array does.
         virtual: The negative ids that are allowed as well.
 
     Returns:
@@ -46,7 +52,8 @@ def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]
     if isinstance(tokens, _ARRAY) and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
     else:
-        array = _convert(tokens)
+        of_ints = _convert_ints(tokens) if isinstance(tokens, (list, tuple)) else None
+        array = _convert(tokens) if of_ints is None else of_ints
     if array.ndim != 1:
         raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
     # argmin is several times cheaper to call than min.
@@ -63,6 +70,31 @@ def _check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
                 f"token ids must be in [0, 2**31), got {token}, "
                 "which is no virtual token that is alive"
             )
+
+
+def _convert_ints(tokens: list[Any] | tuple[Any, ...]) -> NDArray[np.int32] | None:
+    """Convert a list or a tuple of nothing but `int`, each an int32; else ``None``.
+
+    What is no exact `int` is left to numpy, which has an opinion on each such type.
+    `marshal` finds it out while it copies: to ask for the types takes longer than that.
+    The items may be anything, so compiled code must not take them for `int`.
+    """
+    count = len(tokens)
+    if not count or type(tokens[0]) is not int:
+        return None
+    try:
+        raw = dumps(tokens, 2)
+    except ValueError:  # something that it cannot write
+        return None
+    # Invariant: an int32 takes 5 bytes, of which the first is its kind. So if there is
+    # such a byte wherever the next item begins, and no other byte, all are int32.
+    item_bytes = _ITEM.itemsize
+    if len(raw) != _HEAD_BYTES + count * item_bytes:
+        return None
+    if raw[_HEAD_BYTES::item_bytes].count(b"i") != count:
+        return None
+    values: NDArray[Any] = np.frombuffer(raw, _ITEM, offset=_HEAD_BYTES)["value"]
+    return values.astype(_INT32)
 
 
 def _convert(tokens: Tokens) -> NDArray[np.int32]:

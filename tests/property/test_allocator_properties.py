@@ -161,3 +161,31 @@ def test_runs_survive_any_order_of_frees(sizes: list[int], data: st.DataObject) 
         again = allocator.alloc(len(pages))
         assert again is not None
         assert pages == again.tolist()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    orders=st.lists(st.sampled_from(["up", "down", "mixed"]), min_size=6, max_size=6),
+    wanted=st.integers(17, 120),
+    random=st.randoms(use_true_random=False),
+)
+def test_many_pages_are_handed_out_in_order_however_they_lay(
+    sizes: list[int], orders: list[str], wanted: int, random: Random
+) -> None:
+    allocator = TokenToKVPoolAllocator(sum(sizes) + 40, 1)
+    owned = [allocator.take(size) for size in sizes]
+    random.shuffle(owned)
+    for pages, order in zip(owned, orders, strict=False):
+        ids = np.frombuffer(pages, np.int32).tolist()
+        if order == "down":
+            ids.reverse()
+        elif order == "mixed":
+            random.shuffle(ids)
+        allocator.free(ids)
+    wanted = min(wanted, allocator.num_free_pages)
+    next_ones = allocator.free_pages()[-wanted:]
+    taken = np.frombuffer(allocator.take(wanted), np.int32)
+
+    assert sorted(next_ones.tolist()) == taken.tolist()
+    assert taken.tolist() == allocator.in_use().tolist()
+    allocator.check_integrity()
