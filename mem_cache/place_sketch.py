@@ -121,7 +121,8 @@ def namespace_key(namespace: Hashable) -> int:
         return crc32(b"text" + namespace.encode("utf-8", "surrogatepass"))
     if isinstance(namespace, bytes):
         return crc32(b"bytes" + namespace)
-    if isinstance(namespace, Number) and namespace == namespace:
+    # numpy's numbers compare to no bool, which compiled code would refuse.
+    if isinstance(namespace, Number) and bool(namespace == namespace):
         number = hash(namespace) & _ALL_BITS  # equal ones share it, whatever their kind
         return crc32(number.to_bytes(8, "little"))
     if isinstance(namespace, tuple):

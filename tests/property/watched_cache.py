@@ -189,6 +189,7 @@ class WatchedCache:
                 report.num_other_epoch_tokens,
                 report.num_other_namespace_tokens,
                 report.num_cold_tokens,
+                report.num_forgotten_tokens,
                 report.num_unaligned_tokens,
             )
             assert min(parts) >= 0
