@@ -199,9 +199,7 @@ class Life:
         assert {each.reason for each in stalled} <= PERSISTENT
         self.scheduler.take_outputs()
         with pytest.raises(StalledError, match="waiting requests can go on") as error:
-            # Another order may find first who can never run any more: that is told.
-            while self.engine.step().outputs:
-                pass
+            self._step_while_there_are_outputs()
         assert isinstance(error.value, CacheBusyError)
         stalled = self.scheduler.explain_stall()
         assert repr(stalled[0].request.request_id) in str(error.value)
@@ -211,6 +209,11 @@ class Life:
                 self._check_shortage(each)
             elif each.reason is StallReason.NO_ROW:
                 assert self.cache.admit(each.request.tokens) is None
+
+    def _step_while_there_are_outputs(self) -> None:
+        """Another order may find first who can never run any more, and tell that."""
+        while self.engine.step().outputs:
+            pass
 
     def _check_shortage(self, stalled: StalledRequest) -> None:
         """The cache cannot give the request what would be set aside for it."""
