@@ -119,7 +119,8 @@ def _launch(
     if num_reqs == 0:
         return out
     parts = q.new_empty(*out.shape[:2], num_splits, out.shape[2], dtype=torch.float32)
-    weights = q.new_empty(*out.shape[:2], num_splits, dtype=torch.float32)
+    # Of each part, the highest score and the sum of weights.
+    weights = q.new_empty(*out.shape[:2], num_splits, 2, dtype=torch.float32)
     tiling = decode_tiling(inputs)
     attention_decode_kernel[num_reqs, inputs.num_head_blocks(tiling), num_splits](
         q,

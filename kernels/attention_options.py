@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from .checks import check_count, check_factor
+from .checks import FLOAT32_TINY, check_count, check_factor
 from .errors import ConfigError
 
 
@@ -21,6 +22,8 @@ class AttentionOptions:
         softcap: Scores are ``softcap * tanh(score / softcap)``; None for as they are.
         k_scale: Factor on what is stored as K, as of a float8 pool.
         v_scale: Factor on what is stored as V.
+
+    Every factor, and what kernels make of them together, is in the range of float32.
     """
 
     page_size: int
@@ -34,7 +37,7 @@ class AttentionOptions:
         """Refuse what has no meaning.
 
         Raises:
-            ConfigError: A size or factor is out of range.
+            ConfigError: A size or factor is out of range, or factors are together.
         """
         check_count("page_size", self.page_size, minimum=1)
         check_factor("scale", self.scale)
@@ -42,8 +45,31 @@ class AttentionOptions:
             check_count("window", self.window, minimum=1)
         if self.softcap is not None:
             check_factor("softcap", self.softcap, is_divisor=True)
+            # Scores are in units of log2, in which a cap is larger.
+            check_factor("softcap * log2(e)", float(self.softcap) * math.log2(math.e))
         check_factor("k_scale", self.k_scale)
         check_factor("v_scale", self.v_scale)
+        if self.softcap is None:
+            name, unit = "scale * k_scale * log2(e)", math.log2(math.e)
+        else:
+            name, unit = "scale * k_scale / softcap", 1.0
+        factor = self.score_factor * unit
+        check_factor(name, factor)
+        if 0 < abs(factor) < FLOAT32_TINY:
+            raise ConfigError(
+                f"{name} must be 0, or of a size from {FLOAT32_TINY:.6g} on, below "
+                f"which float32 loses digits, and finite, got {factor!r}"
+            )
+
+    @property
+    def score_factor(self) -> float:
+        """What ``k @ q`` is multiplied with: a score, or of how many caps it is.
+
+        As floats, in which the product of any two factors is one too: numpy's numbers
+        may be narrower.
+        """
+        factor = float(self.scale) * float(self.k_scale)
+        return factor if self.softcap is None else factor / float(self.softcap)
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -87,7 +87,6 @@ def _attend(
     single query, which sees everything that was gathered.
     """
     prefix_len = len(k) - len(q)
-    scale = options.scale * options.k_scale
     is_plain = options.window is None and options.softcap is None
     mask = None
     if len(q) > 1 and (prefix_len > 0 or not is_plain):
@@ -96,7 +95,7 @@ def _attend(
         if options.window is not None:
             mask = mask.triu(prefix_len - options.window + 1)
     if options.softcap is not None:
-        out = _attend_softly(q, k, v, mask, scale, options.softcap)
+        out = _attend_softly(q, k, v, mask, options.score_factor, options.softcap)
     else:
         out = scaled_dot_product_attention(
             q.transpose(0, 1)[None],
@@ -104,10 +103,10 @@ def _attend(
             v.transpose(0, 1)[None],
             attn_mask=mask,
             is_causal=mask is None and len(q) > 1,
-            scale=scale,
+            scale=options.score_factor,
             enable_gqa=True,
         )[0].transpose(0, 1)
-    return out if options.v_scale == 1 else out * options.v_scale
+    return out if options.v_scale == 1 else out * float(options.v_scale)
 
 
 def _attend_softly(
@@ -115,16 +114,19 @@ def _attend_softly(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
+    factor: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Attend with capped scores, which the fast kernels of torch do not have."""
+    """Attend with capped scores, which the fast kernels of torch do not have.
+
+    `factor` makes a score in units of the cap.
+    """
     num_tokens, num_q_heads, head_dim = q.shape
     # No narrower than float32: the cap leaves scores that differ by little.
     dtype = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(dtype).view(num_tokens, k.shape[1], -1, head_dim)
     scores = torch.einsum("thgd,shd->hgts", grouped, k.to(dtype))
-    scores = softcap * torch.tanh(scores * (scale / softcap))
+    scores = float(softcap) * torch.tanh(scores * factor)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     out = torch.einsum("hgts,shd->thgd", scores.softmax(-1), v.to(dtype))

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from .attention_options import AttentionOptions, as_pages, check_shapes
+from .device_limits import device_limits
 from .errors import ConfigError
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,8 +39,9 @@ class Tiling:
     num_stages: int
 
 
-# By the most numbers of a head. Registers bound the first two sizes, shared memory the
-# last: 163 KiB on an A100.
+# By the most numbers of a head, for the data-centre GPUs: registers bound the first two
+# sizes, shared memory the last: 163 KiB on an A100. Where there is less, as the 99 KiB
+# of GPUs for desktops, `fit_shared_memory` makes them smaller.
 EXTEND_TILINGS: Final = {
     64: Tiling(128, 64, num_warps=4, num_stages=3),
     128: Tiling(128, 64, num_warps=8, num_stages=3),
@@ -111,6 +113,7 @@ def kernel_inputs(
     """Check a call, and put it as the kernels take it.
 
     Raises:
+        BackendUnavailableError: The device has no instructions for a dtype.
         ConfigError: A dtype or shape is none that the kernels take.
     """
     k, v = (as_pages(buffer, options.page_size) for buffer in (k_buffer, v_buffer))
@@ -120,6 +123,7 @@ def kernel_inputs(
             f"backend 'triton' takes q in {DTYPES}, and K and V also in {FLOAT8}, got "
             f"{q.dtype}, {k.dtype} and {v.dtype}"
         )
+    device_limits(q.device).check_dtypes(q.dtype, k.dtype, v.dtype)
     if any(x.stride(-1) != 1 for x in (k, v, page_table)):
         raise ConfigError(
             "backend 'triton' takes heads of K and V, and rows of the page table, that "
@@ -142,17 +146,13 @@ def kernel_inputs(
 def _score_numbers(options: AttentionOptions) -> tuple[float, float, int]:
     """Return the factor on ``q @ k``, the soft cap and the window, for the kernels.
 
-    A score is in units of log2. A capped one is ``softcap * tanh(x)``, of which the
-    kernels compute ``2 * sigmoid(2 * x) - 1``.
+    A score is in units of log2. A capped one is ``softcap * tanh(x)``: then the factor
+    is that of ``x``.
     """
-    scale = options.scale * options.k_scale
+    factor = options.score_factor
     if options.softcap is None:
-        return scale * math.log2(math.e), 1.0, options.window or 0
-    return (
-        2 * scale / options.softcap,
-        options.softcap * math.log2(math.e),
-        options.window or 0,
-    )
+        return factor * math.log2(math.e), 1.0, options.window or 0
+    return factor, float(options.softcap) * math.log2(math.e), options.window or 0
 
 
 def _constants(
@@ -181,7 +181,7 @@ def _constants(
 
 def decode_tiling(inputs: KernelInputs) -> Tiling:
     """Choose the size of a program of decode, which waits for memory above all."""
-    return _fit(DECODE_TILINGS, inputs, inputs.group_size)
+    return _fit_device(_choose(DECODE_TILINGS, inputs, inputs.group_size), inputs)
 
 
 def extend_tiling(inputs: KernelInputs, max_new_len: int | None) -> Tiling:
@@ -192,15 +192,17 @@ def extend_tiling(inputs: KernelInputs, max_new_len: int | None) -> Tiling:
         max_new_len: The most tokens that a request computes; None for many.
     """
     max_rows = None if max_new_len is None else max_new_len * inputs.group_size
-    tiling = _fit(EXTEND_TILINGS, inputs, max_rows)
-    # Every warp converts all bytes of a tile, in its registers.
-    return replace(tiling, block_n=32) if inputs.k.itemsize == 1 else tiling
+    tiling = _choose(EXTEND_TILINGS, inputs, max_rows)
+    if inputs.k.itemsize == 1:
+        # Every warp converts all bytes of a tile, in its registers.
+        tiling = replace(tiling, block_n=32)
+    return _fit_device(tiling, inputs)
 
 
-def _fit(
+def _choose(
     tilings: dict[int, Tiling], inputs: KernelInputs, max_rows: int | None
 ) -> Tiling:
-    """Choose among tilings by the dims of a head, and fit it to dtype, rows and GPU."""
+    """Choose among tilings by the dims of a head, and fit it to dtype and rows."""
     is_wide = inputs.widest_dim > 256
     tiling = next(x for dim, x in tilings.items() if inputs.widest_dim <= dim)
     if inputs.q.dtype == torch.float32:
@@ -214,6 +216,71 @@ def _fit(
     if tiling.block_m <= 32 and (is_amd() or not is_wide):
         tiling = replace(tiling, num_warps=4)
     return tiling
+
+
+def _fit_device(tiling: Tiling, inputs: KernelInputs) -> Tiling:
+    """Make a tiling smaller until the device of a launch has enough for it."""
+    shared_bytes = device_limits(inputs.q.device).shared_bytes
+    if shared_bytes is None:
+        return tiling
+    return fit_shared_memory(tiling, inputs, shared_bytes)
+
+
+def fit_shared_memory(
+    tiling: Tiling, inputs: KernelInputs, shared_bytes: int
+) -> Tiling:
+    """Make a tiling smaller until a program has room in so much shared memory.
+
+    A tile less on its way costs least: the next K still comes while the weights are
+    computed, and the next V after that. Then a tile has fewer keys, and at last a
+    program fewer rows.
+
+    Args:
+        tiling: What is best where there is enough.
+        inputs: What the kernel takes.
+        shared_bytes: Shared memory that a program may have.
+
+    Raises:
+        ConfigError: The smallest program needs more.
+    """
+    while (needed := shared_bytes_of(tiling, inputs)) > shared_bytes:
+        if tiling.num_stages > 2:
+            tiling = replace(tiling, num_stages=tiling.num_stages - 1)
+        elif tiling.block_n > 16:
+            tiling = replace(tiling, block_n=tiling.block_n // 2)
+        elif tiling.block_m > 16:
+            tiling = replace(tiling, block_m=tiling.block_m // 2)
+        else:
+            raise ConfigError(
+                f"backend 'triton' needs >= {needed} bytes of shared memory a program "
+                f"for heads of {inputs.widest_dim} numbers in {inputs.q.dtype}, got a "
+                f"GPU with {shared_bytes}"
+            )
+    return tiling
+
+
+def shared_bytes_of(tiling: Tiling, inputs: KernelInputs) -> int:
+    """Return the shared memory that a program takes at most, before Hopper.
+
+    There are the queries, the tiles of K and V that are on their way, and the weights
+    where several warps share a row. Tests hold it against what is compiled. From Hopper
+    on, a tile more is kept, and there is more than twice the memory.
+    """
+    constants, item_bytes = inputs.constants, inputs.q.itemsize
+    k_dim = constants["DIM_MAIN"] + constants["DIM_REST"]
+    queries = tiling.block_m * k_dim * item_bytes
+    weights = tiling.block_m * tiling.block_n * item_bytes
+    kv_dims, transposed = k_dim + constants["BLOCK_DV"], 0
+    if constants["V_IS_IN_K"]:
+        kv_dims = k_dim
+        transposed = tiling.block_n * constants["BLOCK_DV"] * item_bytes // 2
+    tile = tiling.block_n * kv_dims * inputs.k.itemsize
+    return (
+        queries
+        + (tiling.num_stages - 1) * tile
+        + transposed
+        + (weights if tiling.block_m < 128 else 0)
+    )
 
 
 def is_amd() -> bool:

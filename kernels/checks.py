@@ -8,7 +8,7 @@ copy where they are not. What is written in place is never copied, but refused.
 
 from __future__ import annotations
 
-from math import isfinite
+import math
 from numbers import Integral, Real
 from typing import Final
 
@@ -20,6 +20,10 @@ from .errors import BackendUnavailableError, ConfigError
 
 INTEGERS: Final = (torch.int32, torch.int64)
 """Dtypes of rows, lengths, slots and page ids."""
+
+FLOAT32_MAX: Final = torch.finfo(torch.float32).max
+FLOAT32_TINY: Final = torch.finfo(torch.float32).tiny
+"""The largest and the smallest normal number of float32, in which factors are used."""
 
 
 def as_numbers(**numbers: object) -> list[torch.Tensor]:
@@ -98,7 +102,10 @@ def check_count(
 
 
 def check_factor(name: str, factor: object, *, is_divisor: bool = False) -> None:
-    """Refuse what is no finite number; a tensor too, which may be on a device.
+    """Refuse what float32 does not have; a tensor too, which may be on a device.
+
+    Kernels compute with factors in float32, where a larger one would be infinite, and a
+    divisor that is less than the smallest normal number zero, on some devices.
 
     Args:
         name: What it is called in the message.
@@ -108,14 +115,24 @@ def check_factor(name: str, factor: object, *, is_divisor: bool = False) -> None
     Raises:
         ConfigError: `factor` is no such number.
     """
-    if (
-        isinstance(factor, bool)
-        or not isinstance(factor, Real)
-        or not isfinite(factor)
-        or (is_divisor and float(factor) <= 0)
-    ):
+    value = _as_float(factor)
+    if not abs(value) <= FLOAT32_MAX or (is_divisor and value < FLOAT32_TINY):
         least = "> 0 and " if is_divisor else ""
-        raise ConfigError(f"{name} must be {least}finite, a number, got {factor!r}")
+        begin = f"from {FLOAT32_TINY:.6g} " if is_divisor else ""
+        raise ConfigError(
+            f"{name} must be {least}finite, a number {begin}to {FLOAT32_MAX:.6g} as "
+            f"float32 has it, got {factor!r}"
+        )
+
+
+def _as_float(factor: object) -> float:
+    """Return a factor as a float, NaN if it is no real number."""
+    if isinstance(factor, bool) or not isinstance(factor, Real):
+        return math.nan
+    try:
+        return float(factor)
+    except OverflowError:  # an integer or a fraction that no float reaches
+        return math.inf
 
 
 def as_host_integers(**numbers: object) -> NDArray[np.int64]:

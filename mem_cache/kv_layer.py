@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -10,6 +9,7 @@ import torch
 
 from radixkv.kernels import store_kv
 from radixkv.kernels.backend import Backend
+from radixkv.kernels.checks import check_factor
 
 from .errors import ConfigError
 from .planning import AnyKVCacheSpec, KVCacheConfig, MLASpec, PagePart
@@ -180,7 +180,7 @@ class KVLayer:
         Before any is stored: what is stored stays as it is.
 
         Args:
-            k_scale: K is what is stored, times this; above 0.
+            k_scale: K is what is stored, times this; above 0, in the range of float32.
             v_scale: The same of V; as of K if not given.
 
         Raises:
@@ -194,8 +194,8 @@ class KVLayer:
                 ("v_scale", k_scale if v_scale is None else v_scale),
             )
         ]
-        if not all(0 < scale < math.inf for scale in scales):
-            raise ConfigError(f"scales must be > 0 and finite, got {scales}")
+        for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+            check_factor(name, scale, is_divisor=True)
         if self.k.dtype != _FLOAT8:
             raise ConfigError(
                 f"scales are for float8_e4m3fn, got {self.name} in {self.k.dtype}"

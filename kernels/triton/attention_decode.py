@@ -77,7 +77,8 @@ def attention_decode_kernel(
     """Let heads of one query attend to one part of their context.
 
     A program is a request, `BLOCK_M` heads of a group, which share K and V, and a part.
-    It writes the result of the part alone, and the log2 of its sum of weights.
+    It writes the result of the part alone, its highest score and its sum of weights.
+    Not the logarithm of both: of scores of a million, that would lose the sum.
     """
     request = tl.program_id(0)
     stop = tl.load(stops_ptr + request)
@@ -141,7 +142,8 @@ def attention_decode_kernel(
         acc / total[:, None],
         mask=is_row[:, None] & (v_dims < V_HEAD_DIM)[None, :],
     )
-    tl.store(weights_ptr + out_rows, peak + tl.log2(total), mask=is_row)
+    tl.store(weights_ptr + 2 * out_rows, peak, mask=is_row)
+    tl.store(weights_ptr + 2 * out_rows + 1, total, mask=is_row)
 
 
 @jit(
@@ -181,15 +183,17 @@ def attention_reduce_kernel(
         splits = first + tl.arange(0, BLOCK_SPLITS)
         is_part = splits < num_parts
         parts = row * num_splits + splits
-        scores = tl.load(weights_ptr + parts, mask=is_part, other=float("-inf"))
+        pairs = weights_ptr + 2 * parts
+        peaks = tl.load(pairs, mask=is_part, other=float("-inf"))
+        totals = tl.load(pairs + 1, mask=is_part, other=0.0)
         values = tl.load(
             parts_ptr + parts[:, None] * V_HEAD_DIM + v_dims[None, :],
             mask=is_part[:, None] & is_dim[None, :],
             other=0.0,
         )
-        new_peak = tl.maximum(peak, tl.max(scores, 0))
+        new_peak = tl.maximum(peak, tl.max(peaks, 0))
         decay = tl.exp2(peak - new_peak)
-        weights = tl.exp2(scores - new_peak)
+        weights = totals * tl.exp2(peaks - new_peak)
         peak = new_peak
         total = total * decay + tl.sum(weights, 0)
         acc = acc * decay + tl.sum(values * weights[:, None], 0)

@@ -28,10 +28,16 @@ from radixkv.kernels import backend
 
 TARGETS: Final = {
     "sm_80": ("cuda", 80, 32),
+    "sm_86": ("cuda", 86, 32),
+    "sm_89": ("cuda", 89, 32),
     "sm_90": ("cuda", 90, 32),
+    "sm_120": ("cuda", 120, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-"""Backend, architecture and warp size of each target: A100, H100 and MI300X."""
+"""Backend, architecture and warp size of each target.
+
+A100, RTX 3090, RTX 4090, H100, RTX 5090 and MI300X.
+"""
 
 
 @dataclass(frozen=True)

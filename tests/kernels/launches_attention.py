@@ -14,12 +14,33 @@ from radixkv.kernels import (
     paged_attention_decode,
     paged_attention_extend,
 )
+from radixkv.kernels.device_limits import DeviceLimits
+
+SHARED_BYTES: Final = {
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_120": 99 * 1024,
+}
+"""What a program may have of an NVIDIA GPU's shared memory."""
 
 
 def is_amd() -> bool:
     """Tell for which GPU this compiles; torch is built for none."""
     driver: Any = import_module("triton.runtime").driver
     return driver.active.get_current_target().backend == "hip"
+
+
+def limits_of_target(device: torch.device) -> DeviceLimits:
+    """Return what the GPU has that this compiles for; the tensors are on the CPU."""
+    driver: Any = import_module("triton.runtime").driver
+    target = driver.active.get_current_target()
+    if target.backend == "hip":
+        return DeviceLimits()
+    major, minor = divmod(target.arch, 10)
+    shared_bytes = SHARED_BYTES.get(f"sm_{target.arch}")
+    return DeviceLimits(shared_bytes=shared_bytes, capability=(major, minor))
 
 
 def attention(
@@ -40,6 +61,7 @@ def attention(
     """
     # Not at the import: what names the launches goes on to run on this machine.
     attention_tiling.is_amd = is_amd
+    attention_tiling.device_limits = limits_of_target
     shape = 4, 16, num_heads[1], head_dim
     k_buffer, v_buffer = (torch.zeros(shape, dtype=kv_dtype) for _ in range(2))
     if v_head_dim is not None:
@@ -78,6 +100,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "window": 4096,
     },
     "256": {"head_dim": 256, "window": 4096, "softcap": 50.0},
+    "256 plain": {"head_dim": 256},
     "mla": {"head_dim": 576, "v_head_dim": 512, "num_heads": (128, 1)},
 }
 AGAIN: Final = "again"

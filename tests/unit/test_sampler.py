@@ -150,6 +150,31 @@ def test_exactly_the_kept_tokens_are_drawn(
     assert expected == set(tokens)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"top_p": 0.6}, [0, 0, 3 / 7, 4 / 7]),
+        ({"top_k": 0}, [0.1, 0.2, 0.3, 0.4]),
+        ({"top_k": 1000}, [0.1, 0.2, 0.3, 0.4]),
+        ({"top_k": 2**31 - 1}, [0.1, 0.2, 0.3, 0.4]),
+        ({"top_p": 5e-324}, [0, 0, 0, 1]),
+        ({"temperature": 1e-300}, [0, 0, 0, 1]),
+        ({"temperature": 1e308}, [0.25, 0.25, 0.25, 0.25]),
+    ],
+)
+def test_b231_border_values_leave_the_right_distribution(
+    options: dict[str, Any], expected: list[float]
+) -> None:
+    params = SamplingParams(**{"temperature": 1.0, "seed": 3} | options)
+    row = np.log([0.1, 0.2, 0.3, 0.4]).tolist()
+
+    tokens = run([(row, params, position) for position in range(2000)])
+
+    frequencies = np.bincount(tokens, minlength=4) / 2000
+    np.testing.assert_allclose(frequencies, expected, atol=0.04)
+    assert [p == 0 for p in expected] == [f == 0 for f in frequencies]
+
+
 def test_neither_seeds_nor_positions_share_their_numbers() -> None:
     numbers = {uniform(seed, position) for seed in range(30) for position in range(30)}
 
