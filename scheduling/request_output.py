@@ -35,6 +35,7 @@ class RequestOutput(msgspec.Struct, frozen=True, gc=False):
         The usage comes with the last output alone.
 
         Example:
+            >>> import msgspec
             >>> request = Request("a", [1, 2])
             >>> output = RequestOutput(request, (3,), None)
             >>> msgspec.json.encode(output.message())
@@ -79,6 +80,7 @@ class OutputMessage(msgspec.Struct, frozen=True, omit_defaults=True):
         usage: What the request has cost, once it has ended.
 
     Example:
+        >>> import msgspec
         >>> message = OutputMessage(request_id=("a", 0), tokens=(3,))
         >>> raw = msgspec.json.encode(message)
         >>> msgspec.json.decode(raw, type=OutputMessage) == message

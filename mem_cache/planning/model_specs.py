@@ -109,6 +109,7 @@ def num_mtp_layers(config: Mapping[str, Any] | ConfigObject) -> int:
         ConfigError: The config is no decoder's, or lacks a field.
 
     Example:
+        >>> from radixkv.mem_cache.planning import num_mtp_layers
         >>> num_mtp_layers({"num_hidden_layers": 61, "num_nextn_predict_layers": 1})
         1
     """
