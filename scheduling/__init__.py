@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .attention_backends import AttentionBackend, PagedAttention
     from .attention_modules import get_kv_cache_spec
     from .available_memory import get_available_memory
+    from .cpu_threads import use_num_threads
     from .flash_attention import FlashAttention
     from .flashinfer_attention import FlashInferAttention
     from .models import LoadedModel, load_model
@@ -105,6 +106,7 @@ __all__ = [
     "get_kv_cache_spec",
     "load_model",
     "sample",
+    "use_num_threads",
 ]
 
 _NEED_TORCH = {
@@ -119,6 +121,7 @@ _NEED_TORCH = {
     "get_kv_cache_spec": "attention_modules",
     "load_model": "models",
     "sample": "sampler",
+    "use_num_threads": "cpu_threads",
 }
 
 

@@ -80,6 +80,9 @@ def bench_one_batch_command(
     overlap: Annotated[
         bool, typer.Option(help="Schedule the next step while the model computes one.")
     ] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads. [the cores that may be used]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
         str, typer.Option(help="float32, float16 or bfloat16.")
@@ -139,6 +142,7 @@ def bench_one_batch_command(
         prompt_filename=prompt_filename,
         result_filename=result_filename,
         profile_prefix=profile_filename_prefix if profile else None,
+        num_threads=threads,
     )
     if not grid.run(configs):
         raise typer.Exit(1)

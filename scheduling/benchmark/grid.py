@@ -9,16 +9,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-)
 
 from radixkv.mem_cache.errors import ConfigError
 
+from ..cpu_threads import use_num_threads
 from ..models import LoadedModel, device_of, dtype_of, load_model
 from .comparison import Comparison, compare_with_model
 from .config import BenchConfig
@@ -28,7 +22,7 @@ from .one_batch import (
     check_longest,
     longest_request,
 )
-from .one_batch import Progress as OnProgress
+from .progress import shown_progress
 from .prompts import PromptSet, load_prompts, read_prompt_file, synthetic_prompts
 from .report import append_json_line, print_result, summary, verdict
 
@@ -47,6 +41,7 @@ class Grid:
         result_filename: JSON lines are appended there, if given.
         profile_prefix: If given, each cell writes a torch profiler trace to
             ``{profile_prefix}_batch8_input256_output32.trace.json.gz``.
+        num_threads: Threads that torch computes with; see `use_num_threads`.
     """
 
     model: str
@@ -55,6 +50,7 @@ class Grid:
     prompt_filename: Path | None = None
     result_filename: Path | None = None
     profile_prefix: str | None = None
+    num_threads: int | None = None
 
     def run(self, configs: Sequence[BenchConfig]) -> bool:
         """Run, print and write every cell; whether every checked token is right.
@@ -68,6 +64,7 @@ class Grid:
                 written.
             LengthError: A request can never fit.
         """
+        use_num_threads(self.num_threads)
         self._check_files()
         loaded = load_model(
             self.model, dtype=dtype_of(self.dtype), device=device_of(self.device)
@@ -93,13 +90,13 @@ class Grid:
         if prompts is None or config.input_len is not None:
             prompts = self._synthetic_prompts(config, loaded)
         console = Console()
-        with _progress_bars() as progress, self._profiler(config):
+        with shown_progress() as progress, self._profiler(config):
             result = bench_one_batch(config, loaded, prompts, progress)
         print_result(console, result, loaded.tokenizer if prompts is real else None)
         comparison = None
         try:
             if config.correctness_test:
-                with _progress_bars() as progress:
+                with shown_progress() as progress:
                     comparison = compare_with_model(result, loaded, progress)
                 console.print(
                     verdict(comparison), markup=False, highlight=False, soft_wrap=True
@@ -176,27 +173,3 @@ class Grid:
             f"_input{config.input_len or 'real'}_output{config.output_len}"
             ".trace.json.gz"
         )
-
-
-@contextmanager
-def _progress_bars() -> Generator[OnProgress]:
-    console = Console(stderr=True)
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tokens"),
-        console=console,
-        transient=True,
-        # Elsewhere there is nothing to see, but an empty line before an error.
-        disable=not console.is_terminal,
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def show(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bars.add_task(what)
-        bars.update(tasks[what], completed=done, total=total)
-
-    with bars:
-        yield show

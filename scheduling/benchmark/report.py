@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -102,7 +103,8 @@ def print_result(
         f"\n{result.model_name}: batch size {config.batch_size}, page size "
         f"{config.page_size}, {result.num_pages} pages "
         f"({result.pool_bytes / 2**20:.1f} MiB), prefix cache "
-        f"{'on' if config.prefix_cache else 'off'}",
+        f"{'on' if config.prefix_cache else 'off'}, "
+        f"threads {torch.get_num_threads()}",
         highlight=False,
     )
     console.print(_request_table(result))
@@ -152,6 +154,7 @@ def summary(result: BenchResult, comparison: Comparison | None) -> dict[str, obj
         **asdict(result.config),
         "num_pages": result.num_pages,
         "pool_bytes": result.pool_bytes,
+        "num_threads": torch.get_num_threads(),
         "cold": asdict(figures([result.cold])),
         "warm": asdict(figures([result.warm])),
         "chat": asdict(figures(result.chat)) if result.chat else None,

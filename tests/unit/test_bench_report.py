@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -184,7 +185,8 @@ def test_the_tables_show_every_request_and_every_batch() -> None:
     text = printed(replace(RESULT, chat=[WARM]))
 
     for words in (
-        "some/model: batch size 2, page size 16, 7 pages (3.0 MiB), prefix cache on",
+        "some/model: batch size 2, page size 16, 7 pages (3.0 MiB), prefix cache on, "
+        f"threads {torch.get_num_threads()}",
         "cold prefill takes 4.0x as long as warm prefill",
         "2000.0 ms",
         "200.0 ms",
