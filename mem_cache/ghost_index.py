@@ -21,6 +21,9 @@ many requests had been admitted by then."""
 _NUM_LET_GO: Final = 4
 """Forgotten ghosts that each eviction frees, so that they go sooner than they come."""
 
+_UNSURE: Final = -1
+"""The place of all that is unsure, and that no ghost follows yet: it has no number."""
+
 _BLOCK_BITS: Final = 12
 """So many of the lowest bits of places differ in one shard."""
 
@@ -277,6 +280,9 @@ class GhostIndex:
         self.has_forgotten = False
         place = node.place
         while place and start < len(raw):
+            if place == _UNSURE:
+                self.has_forgotten = True
+                break
             page = raw[start : start + self._page_bytes]
             ghost = self._young.find(abs(place), page)
             if ghost is None:
@@ -324,7 +330,7 @@ class GhostIndex:
     def begin(self, root: RadixRoot) -> None:
         """Take note of a namespace that is new, or that was let go."""
         if self._sketch.has_namespace(root.namespace):
-            root.place = self._new_place(1)
+            root.place = _UNSURE
 
     # Ghosts come ------------------------------------------------------------
 
@@ -365,7 +371,9 @@ class GhostIndex:
             return
         parent = node.parent
         place = parent.place
-        if place < 0:
+        if place == _UNSURE:
+            parent.place = place = self._new_place(1)
+        elif place < 0:
             parent.place = place = -place
         elif not place:
             parent.place = place = self._new_place(0)
@@ -390,7 +398,7 @@ class GhostIndex:
             self._begin_generation()
             self._begin_generation()
             self.drop(node)
-            node.place = -self._new_place(1)
+            node.place = _UNSURE
             return run[: self._max_young_bytes]
         self._begin_generation()
         return run
@@ -445,7 +453,7 @@ class GhostIndex:
                 self._sure_bytes[lower] = num_sure - cut
             elif num_sure < cut:
                 if not upper.place:
-                    upper.place = -self._new_place(1)
+                    upper.place = _UNSURE
                 if num_sure:
                     self._sure_bytes[upper] = num_sure
 
@@ -472,11 +480,14 @@ class GhostIndex:
         """
         if start == 0:
             place = node.parent.place
-            if place:
+            if place == _UNSURE:
+                node.place = _UNSURE
+            elif place:
                 self._revive(place, node, 0)
-        elif node.place:
+            return
+        place = node.place
+        if place and place != _UNSURE:  # which its new end is as well
             # What followed the end of the node is inside of it now.
-            place = node.place
             node.place = 0
             self._revive(place, node, start)
 
@@ -494,7 +505,7 @@ class GhostIndex:
             if ghost is None:
                 generation = self._old
                 ghost = generation.find(abs(place), page)
-            if start and (ghost is None or place > 0):
+            if start and place != _UNSURE and (ghost is None or place > 0):
                 # Other ghosts may follow here; before the start, that is its parent's.
                 self._inside.setdefault(node, {})[start] = abs(place)
             if ghost is None:
@@ -522,7 +533,7 @@ class GhostIndex:
                 break
         if unsure_at < len(key):
             if not node.place:
-                node.place = -self._new_place(1)
+                node.place = _UNSURE
             if unsure_at and not was_unsure:
                 self._sure_bytes[node] = unsure_at
 

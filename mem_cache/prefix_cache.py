@@ -689,7 +689,7 @@ class PrefixCache(OpenObject):
         if self._explainer is not None:
             self._explainer.clear()
         self._restart_policy()
-        self._sent.newest.clear()
+        self._sent.clear()
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None
@@ -869,7 +869,9 @@ class PrefixCache(OpenObject):
         info = running.hand_out(requests, lens, pages)
         if self._copies.pending:
             info = self._copies.send_with(info, pages)
-        self._sent.newest.append(info)
+        sent = self._sent
+        sent.newest.append(info)
+        sent.num_sent += 1
         return info
 
     def _take_page(self, request: RequestKV) -> bytes:

@@ -8,8 +8,8 @@ from itertools import islice
 from .errors import RequestStateError
 from .kv_cache_info import KVCacheInfo
 
-MAX_NUM_MESSAGES = 1024
-"""Messages that are remembered: those of several steps, a few kB each at most."""
+MAX_NUM_MESSAGES = 64
+"""Messages that are remembered, those of a step or two: one of many pages is large."""
 
 
 class SentMessages:
@@ -17,13 +17,20 @@ class SentMessages:
 
     Attributes:
         newest: The messages, the newest last; whoever makes one appends it.
+        num_sent: How many were made and not recalled; whoever makes one counts it.
     """
 
-    __slots__ = ("newest",)
+    __slots__ = ("newest", "num_sent")
 
     def __init__(self) -> None:
         """Start without a message."""
         self.newest: deque[KVCacheInfo] = deque(maxlen=MAX_NUM_MESSAGES)
+        self.num_sent = 0
+
+    def clear(self) -> None:
+        """Forget all messages: none of them may be recalled any more."""
+        self.newest.clear()
+        self.num_sent = 0
 
     def take_back(self, info: KVCacheInfo) -> None:
         """Forget the newest message, or the newest ones that were merged to this one.
@@ -42,6 +49,7 @@ class SentMessages:
                 "recall needs the newest message that was made and not recalled yet, "
                 f"or the newest ones merged; got {info!r:.200}"
             )
+        self.num_sent -= num_messages
         for _ in range(num_messages):
             self.newest.pop()
 
@@ -57,7 +65,7 @@ class SentMessages:
             if num_reqs == info.num_reqs and self._merged(num_messages) == info:
                 return num_messages
         # A step of more messages than are remembered can only be believed.
-        is_older = len(self.newest) == MAX_NUM_MESSAGES and num_reqs < info.num_reqs
+        is_older = self.num_sent > len(self.newest) and num_reqs < info.num_reqs
         return len(self.newest) if is_older else None
 
     def _merged(self, num_messages: int) -> KVCacheInfo | None:
