@@ -2,8 +2,8 @@
 
 The Python blocks of a page share one namespace and run from top to bottom. A block may
 hold plain code or a session with `>>>`. One that begins with the name of a file, as
-`# worker.py`, is a part of this file; a `console` block that runs such a file shows what
-it prints.
+`# worker.py`, is a part of that file; a `console` block that runs such a file shows
+what it prints.
 """
 
 from __future__ import annotations
