@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -343,7 +343,16 @@ class LooksAhead(Scheduler):
         return batch
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A process that was started in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @OVERLAP
+@pytest.mark.usefixtures("_interruptible")
 def test_a_real_signal_in_the_runner_ends_nobody(overlap: bool) -> None:
     """Python hands it to the main thread, whichever raised it."""
     memory = MemoryManager(64, 4, max_num_requests=8, max_context_len=64)
@@ -373,6 +382,7 @@ def test_a_real_signal_in_the_runner_ends_nobody(overlap: bool) -> None:
 
 
 @OVERLAP
+@pytest.mark.usefixtures("_interruptible")
 def test_a_real_signal_in_the_middle_of_schedule_ends_the_use_of_the_scheduler(
     overlap: bool,
 ) -> None:
