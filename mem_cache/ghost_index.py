@@ -168,8 +168,8 @@ class GhostIndex:
     Invariant: whatever follows a page was evicted before it, and is in no younger
     generation, so what is remembered has no gaps.
 
-    That something was there outlives the ghost: a sketch keeps a few bits for each page
-    that ever was the first of a ghost, with the place that this followed. Where such a
+    That something was there outlives the ghost: a sketch keeps a few bits for the first
+    page of each that was forgotten, with the place that it followed. Where such a
     page is published again, nobody knows any more what else followed it: from there on
     all places are *unsure*, which odd numbers are; the others are even. So what has no
     ghost is told apart: it was never seen, or may have been.
@@ -203,8 +203,9 @@ class GhostIndex:
         self.resize(max_num_pages)
         self._young = _Generation()
         self._old = _Generation()
-        # Forgotten ghosts that still take memory.
-        self._fading: list[dict[Any, Ghost]] = []
+        # Forgotten generations with ghosts that the sketch does not have yet.
+        self._fading: list[_Generation] = []
+        self._to_let_go: list[dict[Any, Ghost]] = []
         # By their offsets, the places that other tokens followed since in the same
         # node: a leaf that lost its tail grew again.
         self._inside: dict[RadixNode, dict[int, int]] = {}
@@ -258,6 +259,7 @@ class GhostIndex:
         self._begin_generation()
         self._begin_generation()
         self._fading.clear()
+        self._to_let_go.clear()
         self._inside.clear()
         self._sure_bytes.clear()
         self._sketch = PlaceSketch()
@@ -361,13 +363,11 @@ class GhostIndex:
         if not run:
             return
         by = self._tree.cause or self._policy
-        page = first_page(run, self._page_bytes)
         if node.key:
             # As in `_new_place`; this is most of what happens.
             self._last_place = place = (self._last_place | 1) + 1 + is_unsure
             node.place = -place
             young.put_tail(Ghost(place, run, behind, by, self.now))
-            self._sketch.add(place, page)
             return
         parent = node.parent
         place = parent.place
@@ -379,8 +379,8 @@ class GhostIndex:
             parent.place = place = self._new_place(0)
         if parent is node.root:
             young.roots[parent] = None
+        page = first_page(run, self._page_bytes)
         young.put(Ghost(place, run, behind, by, self.now), page)
-        self._sketch.add(place, page)
 
     def _new_place(self, is_unsure: int) -> int:
         """Return the next number for a place: an odd one, if it is unsure."""
@@ -388,8 +388,12 @@ class GhostIndex:
         return place
 
     def _has_lost(self, place: int, page: bytes) -> bool:
-        """Tell whether a page was evicted behind a place, as far as is known."""
-        return self._sketch.has(abs(place), page)
+        """Tell whether a page was forgotten behind a place, as far as is known."""
+        place = abs(place)
+        for generation in self._fading:
+            if generation.find(place, page) is not None:
+                return True
+        return self._sketch.has(place, page)
 
     def _make_room(self, node: RadixNode, run: bytes) -> bytes:
         """Begin a generation that takes the run of a node; returns what fits of it."""
@@ -405,22 +409,27 @@ class GhostIndex:
 
     def _begin_generation(self) -> None:
         """Forget the old generation; the young one takes its place."""
-        # Before that, what the sketch does not have yet has a ghost, or is cached.
-        self._sketch.flush()
         old = self._old
-        self._fading += dicts_of(old.tails)
-        self._fading += dicts_of(old.heads)
-        self._fading += dicts_of(old.more)
+        self._fading.append(old)
+        # The last go first, and heads tell where more of them are.
+        self._to_let_go += dicts_of(old.heads)
+        self._to_let_go += dicts_of(old.tails)
+        self._to_let_go += dicts_of(old.more)
         self._old = self._young
         self._young = _Generation()
 
     def _let_go(self) -> None:
-        """Free a few of the forgotten ghosts: a million at once would be a pause."""
-        ghosts = self._fading[-1]
+        """Let a few of the forgotten ghosts go: a million at once would be a pause."""
+        if not self._to_let_go:
+            self._fading.clear()
+            return
+        ghosts = self._to_let_go[-1]
         for _ in range(min(len(ghosts), _NUM_LET_GO)):
-            ghosts.popitem()
+            ghost = ghosts.popitem()[1]
+            if ghost is not _REVIVED:
+                self._sketch.add(ghost.place, first_page(ghost.run, self._page_bytes))
         if not ghosts:
-            self._fading.pop()
+            self._to_let_go.pop()
 
     def _cut_inside(self, node: RadixNode, run: bytes) -> bytes:
         """Cut a node piece by piece, down to each place in it; returns what is left."""
@@ -437,7 +446,6 @@ class GhostIndex:
             by = self._tree.cause or self._policy
             page = first_page(piece, self._page_bytes)
             self._young.put(Ghost(place, piece, behind, by, self.now), page)
-            self._sketch.add(place, page)
         return run
 
     # Ghosts move and go -----------------------------------------------------
@@ -526,7 +534,6 @@ class GhostIndex:
                 generation.put_tail(
                     Ghost(rest_place, rest, place, ghost.by, ghost.when)
                 )
-                self._sketch.add(rest_place, first_page(rest, page_bytes))
                 place = -rest_place
             if start == len(key):
                 node.place = place

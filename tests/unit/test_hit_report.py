@@ -658,7 +658,7 @@ def test_forgotten_ghosts_give_their_memory_back_a_few_at_a_time() -> None:
     fading: list[int] = []
     for name in range(2000):
         insert(cache, [name])
-        fading.append(sum(map(len, ghosts._fading)))
+        fading.append(sum(map(len, ghosts._to_let_go)))
     steps = [before - after for before, after in pairwise(fading)]
 
     assert max(fading) == 100  # a generation

