@@ -23,6 +23,7 @@ from ..request_output import RequestOutput
 from ..sampling_params import SamplingParams
 from ..scheduler import Scheduler
 from .label_runner import LabelRunner, serial_output, stops_at
+from .queue_check import check_overtakes, check_queues, num_in_flight, state_of
 from .step_check import StepCheck, longest_len
 
 _VOCAB_SIZE = 3
@@ -199,7 +200,7 @@ class CheckedScheduler:
             request: One of `requests`; one at its end stays as it is.
         """
         held = self.cache.stats().num_requests
-        owns = request.kv is not None and not self._num_in_flight(request)
+        owns = request.kv is not None and not num_in_flight(request, self.batches)
         self.scheduler.abort(request.request_id)
         assert request.status is RequestStatus.FINISHED, f"{request!r} was aborted"
         num_left = self.cache.stats().num_requests
@@ -213,12 +214,12 @@ class CheckedScheduler:
         Args:
             number: Which one, at least 0; each state that there is is as likely.
         """
-        states = sorted({self._state(request) for request in self.requests})
+        states = sorted({state_of(request, self.batches) for request in self.requests})
         if not states:
             self.scheduler.abort("unknown")
             return
         state = states[number % len(states)]
-        choice = [r for r in self.requests if self._state(r) == state]
+        choice = [r for r in self.requests if state_of(r, self.batches) == state]
         self.seen[f"abort {state}"] += 1
         self.abort(choice[number // len(states) % len(choice)])
 
@@ -344,57 +345,17 @@ class CheckedScheduler:
         cache.check_integrity()
         parts = (cache.available_size, cache.evictable_size, cache.protected_size)
         assert cache.total_size == sum(parts) + cache.held_size, "slots were lost"
-        self._check_queues()
+        check_queues(scheduler, self.requests, self.batches)
         self.runner.check(self.requests, self.batches)
         for request in self.requests:
             if request.status is not RequestStatus.FINISHED:
                 self._check_output(request)
-        self._check_overtakes()
+        if not self._preempts:
+            check_overtakes(scheduler, self.requests)
         num_retractions = sum(request.num_retractions for request in self.requests)
         assert num_retractions == scheduler.num_retractions, (
             f"{num_retractions} retractions, counted {scheduler.num_retractions}"
         )
-
-    def _check_queues(self) -> None:
-        """Each request is in one queue, and owns memory if it runs or did just now."""
-        scheduler = self.scheduler
-        states = Counter(request.status for request in self.requests)
-        num_waiting = states[RequestStatus.WAITING]
-        num_running = states[RequestStatus.RUNNING]
-        counted = (scheduler.num_waiting, scheduler.num_running)
-        assert (num_waiting, num_running) == counted, (
-            f"{num_waiting} requests wait and {num_running} run, counted {counted}"
-        )
-        max_running = scheduler.limits.max_running_requests
-        assert num_running <= max_running, f"{num_running} run, may be {max_running}"
-        assert scheduler.num_in_flight == len(self.batches), "a batch was lost"
-        rows = [r.kv.req_pool_idx for r in self.requests if r.kv is not None]
-        assert len(rows) == len(set(rows)), f"a row has two requests, got {rows}"
-        num_held = self.cache.stats().num_requests
-        assert len(rows) == num_held, f"{len(rows)} have memory, counted {num_held}"
-        for request in self.requests:
-            is_finished = request.status is RequestStatus.FINISHED
-            assert is_finished == (request.finish_reason is not None), (
-                f"{request!r} has the finish reason {request.finish_reason}"
-            )
-            num_in_flight = self._num_in_flight(request)
-            assert request.num_in_flight == num_in_flight, (
-                f"{request!r} is {num_in_flight} times in flight, "
-                f"counted {request.num_in_flight}"
-            )
-            needs_kv = request.status is RequestStatus.RUNNING or num_in_flight > 0
-            assert (request.kv is not None) == needs_kv, (
-                f"{request!r}, {num_in_flight} times in flight, "
-                f"{'must not have' if request.kv else 'needs'} memory"
-            )
-
-    def _check_overtakes(self) -> None:
-        """Nobody is overtaken more often than may be, but by higher priorities."""
-        most = self.scheduler.limits.max_overtakes
-        for request in () if self._preempts else self.requests:
-            assert request.num_overtakes <= most, (
-                f"{request!r} was overtaken {request.num_overtakes} times, max. {most}"
-            )
 
     def _check_output(self, request: Request) -> None:
         """Check what a request has generated and computed so far."""
@@ -455,16 +416,3 @@ class CheckedScheduler:
                 self.ended[request] = reason
                 assert reason is request.finish_reason, f"{request!r}: told {reason}"
                 self.seen[reason] += 1
-
-    def _num_in_flight(self, request: Request) -> int:
-        entries = [entry for batch in self.batches for entry in batch.entries]
-        return sum(entry.request is request for entry in entries)
-
-    def _state(self, request: Request) -> str:
-        if self._num_in_flight(request):
-            return "in flight"
-        if request.status is RequestStatus.WAITING:
-            return "retracted" if request.num_retractions else "waiting"
-        if request.status is RequestStatus.FINISHED:
-            return "finished"
-        return "mid-chunk" if request.num_uncomputed_tokens > 1 else "running"
