@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from hypothesis import HealthCheck, settings
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -14,6 +15,7 @@ ROOMS = (
     "radixkv.mem_cache",
     "radixkv.mem_cache.testing",
     "radixkv.scheduling",
+    "radixkv.scheduling.testing",
     "radixkv.kernels",
 )
 
@@ -39,6 +41,9 @@ autoclass_content = "both"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 doctest_global_setup = "\n".join(f"from {room} import *" for room in ROOMS)
+# The first example of all waits until Hypothesis has read the sources.
+settings.register_profile("docs", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("docs")
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
@@ -51,6 +56,9 @@ nitpick_ignore = [("py:class", name) for name in UNIONS]
 PARTS = ("namespaces.Namespaces", "radix_node.NamespaceCounters")
 PARTS += ("sharded_dict.ShardedDict",)
 nitpick_ignore += [("py:class", f"radixkv.mem_cache.{name}") for name in PARTS]
+# A type variable.
+CHOICE = "radixkv.scheduling.testing.scheduler_machine._Choice"
+nitpick_ignore += [("py:class", CHOICE)]
 
 # autodoc lists what a module has; what it loads on first use must be loaded.
 for room in ROOMS:

@@ -12,6 +12,7 @@ ROOMS = (
     "radixkv.mem_cache",
     "radixkv.mem_cache.testing",
     "radixkv.scheduling",
+    "radixkv.scheduling.testing",
     "radixkv.kernels",
 )
 

@@ -1,4 +1,4 @@
-"""What the three packages export, and that it is documented.
+"""What the packages export, and that it is documented.
 
 That `__all__` is sorted is a rule of ruff (RUF022); that the reference shows each name
 is a check of the docs build (docs/conf.py).
@@ -17,6 +17,7 @@ ROOMS = (
     "radixkv.mem_cache",
     "radixkv.mem_cache.testing",
     "radixkv.scheduling",
+    "radixkv.scheduling.testing",
     "radixkv.kernels",
 )
 EXPORTS = [

@@ -1,6 +1,6 @@
 """Faults that other schedulers had, by their case id; each is a small workload.
 
-Every step runs through the checked scheduler of the property tests: the law, the
+Every step runs through `CheckedScheduler`: the law, the
 content of every slot and the order of the queues are looked at all the time.
 """
 
@@ -11,7 +11,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from radixkv.mem_cache import LengthError, OutOfPagesError, RequestStateError
+from radixkv.mem_cache import (
+    ChunkCache,
+    LengthError,
+    MemoryManager,
+    OutOfPagesError,
+    RadixCache,
+    RequestStateError,
+)
 from radixkv.scheduling import (
     FinishReason,
     Request,
@@ -19,8 +26,7 @@ from radixkv.scheduling import (
     SamplingParams,
     SchedulerLimits,
 )
-
-from ..property.checked_scheduler import CheckedScheduler
+from radixkv.scheduling.testing import CheckedScheduler
 
 
 def make(
@@ -34,13 +40,15 @@ def make(
     is_cached: bool = True,
 ) -> CheckedScheduler:
     """Make a pool of `num_slots` usable slots and its scheduler."""
+    memory = MemoryManager(
+        num_slots // page_size,
+        page_size,
+        max_num_requests=num_rows,
+        max_context_len=num_slots,
+    )
     return CheckedScheduler(
-        is_cached=is_cached,
-        num_pages=num_slots // page_size,
-        page_size=page_size,
-        num_rows=num_rows,
-        max_len=num_slots,
-        limits=SchedulerLimits(
+        RadixCache(memory) if is_cached else ChunkCache(memory),
+        SchedulerLimits(
             max_running_requests=max_running,
             chunked_prefill_size=chunk,
             max_deferrals=max_deferrals,
@@ -102,7 +110,7 @@ def fail_once(
     patch: pytest.MonkeyPatch, checked: CheckedScheduler, method: str
 ) -> None:
     """Let one call of the cache find no room, whatever is free."""
-    checked.proves = False
+    checked.may_retract = True
     cache = checked.cache
     work = getattr(cache, method)
 

@@ -30,8 +30,7 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
-
-from ..property.label_runner import LabelRunner
+from radixkv.scheduling.testing import LabelRunner
 
 PROMPTS = [list(range(10)), [*range(8), 50, 51], list(range(20, 43))]
 

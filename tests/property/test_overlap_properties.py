@@ -46,12 +46,13 @@ from radixkv.scheduling import (
     SchedulerLimits,
 )
 from radixkv.scheduling.engine import OnError
+from radixkv.scheduling.testing import LabelRunner, serial_output
 
-from .checked_scheduler import EOS_TOKEN_IDS, VOCAB_SIZE, serial_output
-from .label_runner import LabelRunner
 from .late_executor import LateExecutor, late_threads
 
 FINISHED = RequestStatus.FINISHED
+VOCAB_SIZE = 3
+EOS_TOKEN_IDS = (2,)
 PAGE_SIZES = [1, 2, 3, 16]
 ON_ERROR: list[OnError] = ["end", "requeue", "raise"]
 FAULTS = ["refused", "received", "nonsense", "interrupt"]
@@ -61,7 +62,7 @@ class FaultyRunner:
     """A `LabelRunner` whose steps fail now and then, each in its own way."""
 
     def __init__(self, cache: PrefixCache) -> None:
-        self._labels = LabelRunner(cache, VOCAB_SIZE, is_late=True)
+        self._labels = LabelRunner(cache, VOCAB_SIZE, overlap=True)
         self.fault: str | None = None
         self.failed: list[Batch] = []
         self.last: Batch | None = None

@@ -7,20 +7,14 @@ like a server's, so that retractions, hits and evictions happen all the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
 
+from radixkv.mem_cache import ChunkCache, MemoryManager, PrefixCache, RadixCache
 from radixkv.scheduling import (
     RETRACTION_POLICIES,
     SCHEDULING_POLICIES,
@@ -29,28 +23,15 @@ from radixkv.scheduling import (
     SamplingParams,
     SchedulerLimits,
 )
-
-from .checked_scheduler import VOCAB_SIZE, CheckedScheduler, serial_output
-
-page_sizes = st.sampled_from([1, 2, 3, 16])
-letters = st.lists(st.integers(0, 1), max_size=3)
-params = st.builds(
-    SamplingParams,
-    max_new_tokens=st.sampled_from([1, 1, 2, 3, 5, 9, 18]),
-    ignore_eos=st.booleans(),
+from radixkv.scheduling.testing import (
+    CheckedScheduler,
+    SchedulerMachine,
+    SchedulerOptions,
+    serial_output,
 )
 
-
-@st.composite
-def limits(draw: st.DrawFn) -> SchedulerLimits:
-    max_running = draw(st.integers(1, 5))
-    return SchedulerLimits(
-        max_running_requests=max_running,
-        max_batched_tokens=max_running + draw(st.sampled_from([0, 1, 2, 7, 100])),
-        chunked_prefill_size=draw(st.sampled_from([1, 2, 3, 5, 16, 33, 100])),
-        max_overtakes=draw(st.sampled_from([0, 1, 3, 256])),
-        max_deferrals=draw(st.sampled_from([0, 1, 256])),
-    )
+VOCAB_SIZE = 3
+page_sizes = st.sampled_from([1, 2, 3, 16])
 
 
 class RightOrWrong:
@@ -68,118 +49,39 @@ class RightOrWrong:
         )
 
 
-def make_options(choose: Callable[[list[Any]], Any]) -> dict[str, Any]:
+def make_options(
+    choose: Callable[[list[Any]], Any], *, overlap: bool
+) -> SchedulerOptions:
     """Choose how a scheduler decides."""
     return {
+        "overlap": overlap,
         "policy": choose(sorted(SCHEDULING_POLICIES)),
         "admission": choose(
             ["worst-case", Estimate(), Estimate(initial_ratio=0.01, min_ratio=0)]
         ),
         "retraction": choose(sorted(RETRACTION_POLICIES)),
         "preempts": choose([False, False, True]),
-        "overlap": choose([False, True]),
         "drafter": choose([None, None, RightOrWrong()]),
     }
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """What clients and the engine may do, at any time at which they may do it."""
+class Machine(SchedulerMachine):
+    """The exported state machine, with all that a scheduler can be told."""
 
-    @initialize(
-        is_cached=st.booleans() | st.just(True),
-        num_pages=st.integers(1, 12),
-        page_size=page_sizes,
-        num_rows=st.integers(1, 5),
-        limits=limits(),
-        data=st.data(),
-    )
-    def start(
-        self,
-        is_cached: bool,
-        num_pages: int,
-        page_size: int,
-        num_rows: int,
-        limits: SchedulerLimits,
-        data: st.DataObject,
-    ) -> None:
-        options = make_options(lambda choice: data.draw(st.sampled_from(choice)))
-        self.checked = CheckedScheduler(
-            is_cached=is_cached,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_rows=num_rows,
-            max_len=10 * page_size,
-            limits=limits,
-            **options,
-        )
+    def make_cache(self, memory: MemoryManager) -> PrefixCache:
+        if self.choose([False, False, True]):
+            return ChunkCache(memory)
+        return RadixCache(memory, partial_pages=self.choose([False, True]))
 
-    @rule(
-        pages=letters,
-        tail=letters,
-        base=st.none() | st.integers(0, 9),
-        params=params,
-        namespace=st.sampled_from([None, None, "tenant"]),
-        priority=st.sampled_from([0, 0, 1, 2]),
-    )
-    def add(
-        self,
-        pages: list[int],
-        tail: list[int],
-        base: int | None,
-        params: SamplingParams,
-        namespace: Hashable,
-        priority: int,
-    ) -> None:
-        """Submit a new prompt, or one that goes on where another one is."""
-        checked = self.checked
-        known: list[int] = []
-        if base is not None and checked.requests:
-            request = checked.requests[base % len(checked.requests)]
-            known, namespace = request.tokens.tolist(), request.namespace
-        page = checked.cache.page_size
-        prompt = known + [letter for letter in pages for _ in range(page)] + tail
-        checked.add(prompt or [0], params, namespace, priority)
-
-    @rule(number=st.integers(0, 50))
-    def abort(self, number: int) -> None:
-        self.checked.abort_any(number)
-
-    @precondition(lambda self: self.checked.may_schedule)
-    @rule()
-    def schedule(self) -> None:
-        self.checked.schedule()
-
-    @precondition(lambda self: self.checked.batch is not None)
-    @rule(fails=st.sampled_from([False] * 7 + [True]), is_received=st.booleans())
-    def run_step(self, fails: bool, is_received: bool) -> None:
-        if fails:
-            self.checked.fail(is_received=is_received)
-        else:
-            self.checked.run()
-
-    @rule(count=st.integers(1, 20))
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.checked.step()
-            self.checked.check()
-
-    @precondition(lambda self: self.checked.batch is None)
-    @rule(num_tokens=st.integers(0, 40))
-    def evict(self, num_tokens: int) -> None:
-        """Somebody else needs room, between two steps."""
-        self.checked.cache.evict(num_tokens)
-
-    @invariant()
-    def check(self) -> None:
-        self.checked.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "checked"):
-            self.checked.drain()
+    def make_scheduler(
+        self, cache: PrefixCache, limits: SchedulerLimits, overlap: bool
+    ) -> CheckedScheduler:
+        options = make_options(self.choose, overlap=overlap)
+        return CheckedScheduler(cache, limits, **options)
 
 
-SchedulerMachine.TestCase.settings = settings(stateful_step_count=30)
-TestScheduler = SchedulerMachine.TestCase
+Machine.TestCase.settings = settings(stateful_step_count=30)
+TestScheduler = Machine.TestCase
 
 
 class BusyDay:
@@ -190,20 +92,22 @@ class BusyDay:
         self.longest = random.randint(3, 8 * page_size)
         self.num_pages = -(-self.longest // page_size) + random.choice([0, 1, 2, 4, 8])
         max_running = random.choice([1, 3, 5, 9])
+        memory = MemoryManager(
+            self.num_pages,
+            page_size,
+            max_num_requests=random.choice([2, 5, 9]),
+            max_context_len=self.longest + random.choice([0, 3]),
+        )
         self.checked = CheckedScheduler(
-            is_cached=is_cached,
-            num_pages=self.num_pages,
-            page_size=page_size,
-            num_rows=random.choice([2, 5, 9]),
-            max_len=self.longest + random.choice([0, 3]),
-            limits=SchedulerLimits(
+            RadixCache(memory) if is_cached else ChunkCache(memory),
+            SchedulerLimits(
                 max_running_requests=max_running,
                 max_batched_tokens=max_running + random.choice([0, 1, 4, 50]),
                 chunked_prefill_size=random.choice([1, 3, page_size, 100]),
                 max_overtakes=random.choice([0, 1, 3, 256]),
                 max_deferrals=random.choice([0, 1, 256]),
             ),
-            **make_options(random.choice),
+            **make_options(random.choice, overlap=random.random() < 0.5),
         )
         self.texts = [[0]]
 
@@ -222,7 +126,10 @@ class BusyDay:
                 checked.abort_any(random.randrange(10**6))
             if checked.batch is not None:
                 if random.random() < 0.02:
-                    checked.fail(is_received=random.random() < 0.5)
+                    checked.fail(
+                        is_received=random.random() < 0.5,
+                        requeues=random.random() < 0.5,
+                    )
                 else:
                     checked.run()
             if random.random() < 0.06:
@@ -294,6 +201,7 @@ def test_busy_days_meet_everything_that_can_happen() -> None:
         "hit",
         "length",
         "refused",
+        "requeued",
         "resumed",
         "retraction",
         "stop",

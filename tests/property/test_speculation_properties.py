@@ -23,8 +23,7 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
-
-from .label_runner import LabelRunner
+from radixkv.scheduling.testing import LabelRunner
 
 VOCAB_SIZE = 3
 EOS_TOKEN_IDS = (2,)
@@ -112,7 +111,7 @@ class Day:
             eos_token_ids=EOS_TOKEN_IDS,
             vocab_size=VOCAB_SIZE,
         )
-        self.runner = LabelRunner(self.cache, VOCAB_SIZE, is_late=overlap)
+        self.runner = LabelRunner(self.cache, VOCAB_SIZE, overlap=overlap)
         self.in_flight: deque[Batch] = deque()
         self.seen: Counter[str] = Counter()
         self.requests = [self._request(i) for i in range(random.randint(1, 9))]

@@ -44,9 +44,10 @@ from radixkv.scheduling import (
     StalledRequest,
     StallReason,
 )
+from radixkv.scheduling.testing import serial_output
 
-from .checked_scheduler import EOS_TOKEN_IDS, VOCAB_SIZE, serial_output
-
+VOCAB_SIZE = 3
+EOS_TOKEN_IDS = (2,)
 PAGE_SIZES = [1, 2, 3, 16]
 NAMESPACES = [None, "tenant"]
 PERSISTENT = {

@@ -32,8 +32,8 @@ from radixkv.scheduling import (
     SchedulerLimits,
 )
 from radixkv.scheduling.engine import OnError
+from radixkv.scheduling.testing import LabelRunner
 
-from ..property.label_runner import LabelRunner
 from ..property.late_executor import LateExecutor, late_threads
 
 TIMEOUT_S = 30
@@ -99,7 +99,7 @@ class FailingRunner:
     def __init__(self, cache: RadixCache, failures: dict[int, BaseException]) -> None:
         self._failures = failures
         self._steps = count()
-        self._labels = LabelRunner(cache, 99, is_late=True)
+        self._labels = LabelRunner(cache, 99, overlap=True)
 
     def run(self, batch: Batch) -> NDArray[np.int32]:
         failure = self._failures.get(next(self._steps))
@@ -372,7 +372,7 @@ def test_a_failure_to_schedule_leaves_the_step_in_flight_alone() -> None:
     policy = Refuses()
     cache = make_cache()
     scheduler = Scheduler(cache, policy=policy, overlap=True)
-    with Engine(scheduler, LabelRunner(cache, 99, is_late=True)) as engine:
+    with Engine(scheduler, LabelRunner(cache, 99, overlap=True)) as engine:
         a = add(engine, "a")
         engine.step()
         b = add(engine, "b")

@@ -34,8 +34,8 @@ from radixkv.scheduling import (
     SchedulerLimits,
 )
 from radixkv.scheduling.engine import OnError
+from radixkv.scheduling.testing import LabelRunner
 
-from ..property.label_runner import LabelRunner
 from ..property.late_executor import LateExecutor, late_threads
 
 TIMEOUT_S = 30
@@ -46,7 +46,7 @@ class Runner:
     """A `LabelRunner` that something befalls before some of its steps."""
 
     def __init__(self, cache: RadixCache, *, overlap: bool) -> None:
-        self._labels = LabelRunner(cache, 99, is_late=overlap)
+        self._labels = LabelRunner(cache, 99, overlap=overlap)
         self.befalls: Callable[[int], object] = lambda number: None
         self.num_steps = 0
 

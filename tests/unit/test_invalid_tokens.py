@@ -26,8 +26,7 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
-
-from ..property.label_runner import LabelRunner
+from radixkv.scheduling.testing import LabelRunner
 
 
 class SickRunner:
@@ -36,7 +35,7 @@ class SickRunner:
     def __init__(
         self, cache: RadixCache, gaps: dict[Hashable, int], *, is_late: bool = False
     ) -> None:
-        self._labels = LabelRunner(cache, 99, is_late=is_late)
+        self._labels = LabelRunner(cache, 99, overlap=is_late)
         self._gaps = gaps
 
     def run(self, batch: Batch) -> NDArray[np.int32]:

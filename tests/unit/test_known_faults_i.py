@@ -25,8 +25,7 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
-
-from ..property.label_runner import LabelRunner
+from radixkv.scheduling.testing import LabelRunner
 
 
 class Perfect:
@@ -64,7 +63,7 @@ def make(
     cache = RadixCache(memory)
     scheduler = Scheduler(cache, limits, **options)  # type: ignore[arg-type]
     is_late = bool(options.get("overlap"))
-    runner = LabelRunner(cache, 99, is_late=is_late)
+    runner = LabelRunner(cache, 99, overlap=is_late)
     return Engine(scheduler, runner, on_error="raise")
 
 

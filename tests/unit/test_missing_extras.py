@@ -26,6 +26,7 @@ except MissingExtraError as error:
 CASES = {
     "testing": ("hypothesis", "import radixkv.mem_cache.testing"),
     "a module of testing": ("hypothesis", "import radixkv.mem_cache.testing.oracle"),
+    "testing a scheduler": ("hypothesis", "import radixkv.scheduling.testing"),
     "tiny": (
         "transformers",
         "from radixkv.scheduling import load_model; load_model('tiny')",

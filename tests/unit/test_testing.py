@@ -51,7 +51,7 @@ def find_without_shrinking() -> Iterator[None]:
 
 
 def test_the_library_itself_needs_no_hypothesis() -> None:
-    code = "import sys, radixkv.mem_cache; print('hypothesis' in sys.modules)"
+    code = "import sys, radixkv.scheduling; print('hypothesis' in sys.modules)"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
 
@@ -59,7 +59,7 @@ def test_the_library_itself_needs_no_hypothesis() -> None:
 
 
 def test_the_tools_need_no_pytest() -> None:
-    code = "import sys, radixkv.mem_cache.testing; print('pytest' in sys.modules)"
+    code = "import sys, radixkv.scheduling.testing; print('pytest' in sys.modules)"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
 
