@@ -23,6 +23,7 @@ HOT = [
     "prefix_cache",
     "quota_index",
     "radix_cache",
+    "radix_key",
     "radix_node",
     "radix_tree",
     "request_kv",

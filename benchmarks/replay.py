@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
 
-import numpy as np
-
-from radixkv.mem_cache import MemoryManager, RadixCache, RequestKV
+from radixkv.mem_cache import MemoryManager, RadixCache, RadixKey, RequestKV
 
 from .workloads import Tokens, Workload
 
@@ -48,7 +46,7 @@ def replay(workload: Workload, cache: RadixCache, clock: CacheClock) -> Iterator
     Yields:
         Nothing, after each request that was prefilled.
     """
-    running: deque[tuple[RequestKV, Tokens, Tokens]] = deque()
+    running: deque[tuple[RequestKV, RadixKey, Tokens]] = deque()
     num_waiting_tokens = 0  # what the running requests will still decode, rounded up
 
     for prompt, output in workload.make():
@@ -58,21 +56,22 @@ def replay(workload: Workload, cache: RadixCache, clock: CacheClock) -> Iterator
             and cache.available_size + cache.evictable_size - num_waiting_tokens
             < needed
         ):
-            request, asked, answer = running.popleft()
+            request, key, answer = running.popleft()
             num_waiting_tokens -= len(answer) + cache.page_size
-            whole = np.concatenate([asked, answer])
             start = perf_counter()
+            key.extend(answer)
             cache.alloc_for_decode([request], len(answer))
-            cache.commit(request, len(whole))
-            cache.cache_finished_req(request, whole)
+            cache.commit(request, len(key))
+            cache.cache_finished_req(request, key)
             clock.seconds += perf_counter() - start
         start = perf_counter()
-        admitted = cache.admit(prompt)
+        key = RadixKey(prompt)
+        admitted = cache.admit(key)
         assert admitted is not None
         cache.alloc_for_extend([admitted], [len(prompt)])
         cache.commit(admitted, len(prompt))
-        cache.cache_unfinished_req(admitted, prompt)
+        cache.cache_unfinished_req(admitted, key)
         clock.seconds += perf_counter() - start
-        running.append((admitted, prompt, output))
+        running.append((admitted, key, output))
         num_waiting_tokens += len(output) + cache.page_size
         yield

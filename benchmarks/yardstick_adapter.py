@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 from yardstick.adapters import Adapter
 
-from radixkv.mem_cache import MemoryManager, RadixCache, RequestKV
+from radixkv.mem_cache import MemoryManager, RadixCache, RadixKey, RequestKV
 
 
 class Handle:
     """One request of the workload."""
 
-    __slots__ = ("full", "kv", "prompt")
+    __slots__ = ("key", "kv", "output", "prompt")
 
     def __init__(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """Keep the tokens."""
         self.prompt = prompt
-        self.full = np.concatenate([prompt, output])
+        self.output = output
+        self.key: RadixKey | None = None
         self.kv: RequestKV | None = None
 
 
@@ -42,7 +43,8 @@ class RadixKV(Adapter):
 
     def match(self, h: Handle) -> int:
         """Admit: match and lock."""
-        h.kv = self.cache.admit(h.prompt)
+        h.key = RadixKey(h.prompt)
+        h.kv = self.cache.admit(h.key)
         return h.kv.committed_len
 
     def alloc(self, h: Handle) -> None:
@@ -52,17 +54,17 @@ class RadixKV(Adapter):
     def publish(self, h: Handle) -> None:
         """Publish the prefilled prompt."""
         self.cache.commit(h.kv, len(h.prompt))
-        self.cache.cache_unfinished_req(h.kv, h.prompt)
+        self.cache.cache_unfinished_req(h.kv, h.key)
 
     def decode(self, h: Handle) -> None:
         """Give slots to all output tokens."""
-        num_tokens = len(h.full) - len(h.prompt)
-        self.cache.alloc_for_decode([h.kv], num_tokens)
-        self.cache.commit(h.kv, len(h.full))
+        h.key.extend(h.output)
+        self.cache.alloc_for_decode([h.kv], len(h.output))
+        self.cache.commit(h.kv, len(h.key))
 
     def finish(self, h: Handle) -> None:
         """Publish all of it and release."""
-        self.cache.cache_finished_req(h.kv, h.full)
+        self.cache.cache_finished_req(h.kv, h.key)
 
     def stats(self) -> dict[str, float]:
         """Report what the table shows."""

@@ -76,6 +76,7 @@ from .planning import (
 )
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
+from .radix_key import RadixKey
 from .radix_node import RadixNode, RadixRoot
 from .request_handle import RequestHandle
 from .request_kv import RequestKV
@@ -148,6 +149,7 @@ __all__ = [
     "QuotaError",
     "RadixCache",
     "RadixKVError",
+    "RadixKey",
     "RadixNode",
     "RadixRoot",
     "RequestHandle",

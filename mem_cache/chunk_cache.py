@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from .eviction import RecencyIndex
 from .memory_manager import MemoryManager
-from .prefix_cache import PrefixCache, check_hashable
+from .prefix_cache import PrefixCache
+from .radix_key import RadixKey
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .sizes import Flag, Integer
-from .tokens import TOKEN_BYTES, Tokens, as_tokens
+from .tokens import TOKEN_BYTES, Tokens
 from .virtual_tokens import MAX_NUM_CONTENTS
 
 if TYPE_CHECKING:
@@ -55,19 +54,18 @@ class ChunkCache(PrefixCache):
         empty = RadixTree(memory.page_size * TOKEN_BYTES, RecencyIndex())
         super().__init__(memory, empty, max_num_contents, debug, counters)
 
-    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+    def match_prefix(
+        self, tokens: Tokens | RadixKey, namespace: Hashable = None
+    ) -> int:
         """Return 0: nothing is cached."""
         self._check_thread()
-        check_hashable("namespace", namespace)
-        as_tokens(tokens, self._virtual)
+        self._as_key(tokens, namespace)
         return 0
 
-    def _open(
-        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
-    ) -> RequestKV:
-        return self._running.open(namespace, priority, None, b"")
+    def _open(self, key: RadixKey, priority: int) -> RequestKV:
+        return self._running.open(key.namespace, priority, None, b"")
 
     def _publish(
-        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+        self, request: RequestKV, tokens: Tokens | RadixKey, prompt_len: Integer | None
     ) -> None:
         pass

@@ -6,9 +6,6 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .ghost_index import EvictedPart, GhostIndex
 from .hit_report import HitReport
 from .in_flight import InFlight
@@ -75,30 +72,26 @@ class Explainer:
         if root is not None:
             self._ghosts.drop(root)
 
-    def count_available(self, request: RequestKV, tokens: NDArray[np.int32]) -> int:
+    def count_available(self, request: RequestKV, raw: bytes) -> int:
         """Count the bytes of whole pages that are cached, also of the last page.
 
         Args:
             request: It was just admitted, and nothing was evicted for it yet.
-            tokens: What it was admitted with, int32 `[num_tokens]`.
+            raw: The tokens that it was admitted with.
         """
         hit = request.protected_len * TOKEN_BYTES
-        end = len(request.awaited)
-        if hit == end and len(tokens) * TOKEN_BYTES - end == self._page_bytes:
+        if len(raw) - hit == self._page_bytes:
             assert request.node is not None  # it has its lease
-            if tokens[end // TOKEN_BYTES :].tobytes() in request.node.children:
-                return end + self._page_bytes
+            if raw[hit:] in request.node.children:
+                return len(raw)
         return hit
 
-    def begin(
-        self, request: RequestKV, tokens: NDArray[np.int32], available: int
-    ) -> None:
+    def begin(self, request: RequestKV, raw: bytes, available: int) -> None:
         """Explain the hit of a request that was just admitted.
 
         Args:
-            request: It begins with its hit. What was looked up of it, whole pages of
-                all tokens but the last, is in `awaited`.
-            tokens: What it was admitted with, int32 `[num_tokens]`.
+            request: It begins with its hit.
+            raw: The tokens that it was admitted with.
             available: See `count_available`.
 
         Complexity: O(1), plus O(log running requests) comparisons.
@@ -109,24 +102,20 @@ class Explainer:
         if node is root and root is not self._last_root:
             self._remember(root)
         ghosts = self._ghosts
-        num_tokens = len(tokens)
-        key = raw = request.awaited
-        end = len(raw)
+        num_tokens = len(raw) // TOKEN_BYTES
+        # What was looked up is whole pages, of all tokens but the last.
+        end = (len(raw) - TOKEN_BYTES) // self._page_bytes * self._page_bytes
         at = hit = request.protected_len * TOKEN_BYTES
-        if num_tokens * TOKEN_BYTES - end == self._page_bytes:
-            # The last page is whole, too, but kept back.
-            key = request.awaited = tokens.tobytes()
         parts = _NO_PARTS
         is_forgotten = False
         if hit < end and node.place:
-            parts = ghosts.follow(node, raw, hit)
+            parts = ghosts.follow(node, raw, hit, end)
             is_forgotten = ghosts.has_forgotten
             if parts:
                 at = parts[-1][0]
-        if available < len(key):
-            at = self._in_flight.join(root, key, at)
-        else:
-            request.awaited = b""
+        if len(raw) - available >= self._page_bytes:
+            request.awaited = raw
+            at = self._in_flight.join(root, raw, at)
         granted_len = request.committed_len
         if (
             at == hit
@@ -139,7 +128,7 @@ class Explainer:
             request.hit = (num_tokens, granted_len, available, end)
         else:
             request.hit = self._report(
-                request, num_tokens, available, raw, at, parts, is_forgotten
+                request, num_tokens, available, raw[:end], at, parts, is_forgotten
             )
         ghosts.now += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
-from .place_sketch import PlaceSketch
+from .place_sketch import PlaceSketch, namespace_key, page_key
 from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
 from .sharded_dict import MAX_DICT_SIZE, ShardedDict, dicts_of
@@ -264,13 +264,16 @@ class GhostIndex:
         self._sure_bytes.clear()
         self._sketch = PlaceSketch()
 
-    def follow(self, node: RadixNode, raw: bytes, start: int) -> list[EvictedPart]:
+    def follow(
+        self, node: RadixNode, raw: bytes, start: int, end: int
+    ) -> list[EvictedPart]:
         """Find what was evicted of the tokens that follow a hit.
 
         Args:
             node: The node that the hit ends with; a root if there is none.
-            raw: Tokens of a prompt, whole pages.
-            start: Where the hit ends, in bytes; less than all of `raw`.
+            raw: Tokens of a prompt.
+            start: Where the hit ends, in bytes.
+            end: Where what was looked up ends: whole pages, and more than `start`.
 
         Returns:
             Each part on the way; the first was evicted last. What comes behind them,
@@ -281,7 +284,7 @@ class GhostIndex:
         found: list[EvictedPart] = []
         self.has_forgotten = False
         place = node.place
-        while place and start < len(raw):
+        while place and start < end:
             if place == _UNSURE:
                 self.has_forgotten = True
                 break
@@ -293,7 +296,7 @@ class GhostIndex:
                     self.has_forgotten = place & 1 == 1 or self._has_lost(place, page)
                     break
             run, place = ghost.run, ghost.behind
-            shared = self._shared_bytes(raw, start, run)
+            shared = self._shared_bytes(raw, start, end, run)
             start += shared
             found.append((start, ghost.by, ghost.when))
             if shared < len(run):
@@ -326,12 +329,12 @@ class GhostIndex:
             namespace: What it stood for.
         """
         if root.place:
-            self._sketch.add_namespace(namespace)
+            self._sketch.add(namespace_key(namespace))
         self.drop(root)
 
     def begin(self, root: RadixRoot) -> None:
         """Take note of a namespace that is new, or that was let go."""
-        if self._sketch.has_namespace(root.namespace):
+        if self._sketch.has(namespace_key(root.namespace)):
             root.place = _UNSURE
 
     # Ghosts come ------------------------------------------------------------
@@ -393,7 +396,7 @@ class GhostIndex:
         for generation in self._fading:
             if generation.find(place, page) is not None:
                 return True
-        return self._sketch.has(place, page)
+        return self._sketch.has(page_key(place, page))
 
     def _make_room(self, node: RadixNode, run: bytes) -> bytes:
         """Begin a generation that takes the run of a node; returns what fits of it."""
@@ -427,7 +430,8 @@ class GhostIndex:
         for _ in range(min(len(ghosts), _NUM_LET_GO)):
             ghost = ghosts.popitem()[1]
             if ghost is not _REVIVED:
-                self._sketch.add(ghost.place, first_page(ghost.run, self._page_bytes))
+                page = ghost.run[: self._page_bytes]
+                self._sketch.add(page_key(ghost.place, page))
         if not ghosts:
             self._to_let_go.pop()
 
@@ -523,7 +527,7 @@ class GhostIndex:
             run, place = ghost.run, ghost.behind
             if place & 1 and start < unsure_at:
                 unsure_at = start
-            shared = self._shared_bytes(key, start, run)
+            shared = self._shared_bytes(key, start, len(key), run)
             start += shared
             generation.take(ghost, page)
             generation.num_bytes -= shared
@@ -544,8 +548,8 @@ class GhostIndex:
             if unsure_at and not was_unsure:
                 self._sure_bytes[node] = unsure_at
 
-    def _shared_bytes(self, raw: bytes, start: int, run: bytes) -> int:
-        """Count the bytes of whole pages that ``raw[start:]`` shares with a run."""
-        if raw.startswith(run, start):
+    def _shared_bytes(self, raw: bytes, start: int, end: int, run: bytes) -> int:
+        """Count the bytes of whole pages that ``raw[start:end]`` shares with a run."""
+        if raw.startswith(run, start, end):
             return len(run)
-        return shared_bytes(raw, start, run, self._page_bytes)
+        return shared_bytes(raw, start, end, run, self._page_bytes)

@@ -48,7 +48,7 @@ class InFlight:
 
         Args:
             root: The root that the prompt was looked up under.
-            key: Its tokens, at least one page, whole pages.
+            key: Its tokens, at least one page.
             start: What comes before is not asked for, in bytes, whole pages.
 
         Returns:
@@ -69,7 +69,7 @@ class InFlight:
             for other in keys[at - 1 if at else 0 : at + 1]:
                 # Most differ right there: they need no exact count.
                 if missing and other.startswith(missing, start):
-                    shared = shared_bytes(key, 0, other, self._page_bytes)
+                    shared = shared_bytes(key, 0, len(key), other, self._page_bytes)
                     longest = max(longest, shared)
         return longest
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from sortedcontainers import SortedList
 
 from .errors import OutOfPagesError, PolicyError
@@ -111,7 +110,7 @@ class PartialPages:
     def extend_hit(
         self,
         request: RequestKV,
-        tokens: NDArray[np.int32],
+        raw: bytes,
         page_size: int,
         take_page: Callable[[RequestKV], bytes],
     ) -> None:
@@ -119,12 +118,15 @@ class PartialPages:
 
         Args:
             request: A request that was just admitted.
-            tokens: All its tokens; at least one is left to compute.
+            raw: All its tokens; at least one is left to compute.
             page_size: Tokens a page.
             take_page: Takes a page for a request, or raises if it can have none.
         """
         hit = request.committed_len
-        wanted = tokens[hit : min(hit + page_size, len(tokens) - 1)].tobytes()
+        start = hit * TOKEN_BYTES
+        wanted = raw[start : start + page_size * TOKEN_BYTES]
+        if start + len(wanted) == len(raw):
+            wanted = wanted[:-TOKEN_BYTES]
         node = request.node
         assert node is not None  # the request has its hit
         child, num_shared = self._index.longest(node, wanted)

@@ -19,7 +19,9 @@ _ALL_BITS: Final = (1 << 64) - 1
 _PATTERNS: Final = bytes(
     sum(1 << bit for bit in bits) for bits in combinations(range(8), 3)
 )
-"""All bytes with three bits set."""
+"""All bytes with three bits set: a key has those of one of them, in one byte."""
+
+_NUM_PATTERNS: Final = len(_PATTERNS)
 
 
 class PlaceSketch:
@@ -33,8 +35,8 @@ class PlaceSketch:
     that were never added; and it has forgotten keys that were added more than
     `MAX_NUM_KEYS` others ago, at the latest twice as many.
 
-    A generation takes memory from its first key on. Keys are 32 bits that are the same
-    in every process.
+    A generation takes memory from its first key on. A key is 32 bits that are the same
+    in every process; what chooses its byte does not choose its bits in there.
     """
 
     __slots__ = ("_num_keys", "_old", "_young")
@@ -45,35 +47,21 @@ class PlaceSketch:
         self._old = bytearray()
         self._num_keys = 0
 
-    def add(self, place: int, page: bytes) -> None:
-        """Add a page that follows a place."""
-        self._add(_place_key(place, page))
-
-    def has(self, place: int, page: bytes) -> bool:
-        """Tell whether a page that follows a place was added, as far as is known."""
-        return bool(self._young or self._old) and self._has(_place_key(place, page))
-
-    def add_namespace(self, namespace: Hashable) -> None:
-        """Add a namespace."""
-        self._add(namespace_key(namespace))
-
-    def has_namespace(self, namespace: Hashable) -> bool:
-        """Tell whether a namespace was added, as far as is known."""
-        return bool(self._young or self._old) and self._has(namespace_key(namespace))
-
-    def _add(self, key: int) -> None:
+    def add(self, key: int) -> None:
+        """Add a key: that of a page or of a namespace."""
         if not self._num_keys:
             self._young = bytearray(_NUM_BYTES)
-        self._young[key & _AT_MASK] |= _pattern_of(key)
+        self._young[key & _AT_MASK] |= _PATTERNS[key // _NUM_BYTES % _NUM_PATTERNS]
         self._num_keys += 1
         if self._num_keys == MAX_NUM_KEYS:
             self._old = self._young
             self._young = bytearray()
             self._num_keys = 0
 
-    def _has(self, key: int) -> bool:
+    def has(self, key: int) -> bool:
+        """Tell whether a key was added, as far as is known."""
         at = key & _AT_MASK
-        pattern = _pattern_of(key)
+        pattern = _PATTERNS[key // _NUM_BYTES % _NUM_PATTERNS]
         young = self._young
         if young and young[at] & pattern == pattern:
             return True
@@ -81,18 +69,13 @@ class PlaceSketch:
         return bool(old) and old[at] & pattern == pattern
 
 
-def _place_key(place: int, page: bytes) -> int:
+def page_key(place: int, page: bytes) -> int:
     """Return a key for a page that follows a place.
 
     The place is spread over all bits: a checksum that starts with one place, and goes
     on with a page, is often that of its neighbours.
     """
     return crc32(page, place * _SPREAD)
-
-
-def _pattern_of(key: int) -> int:
-    """Return the bits of a key in its byte: what does not choose it chooses them."""
-    return _PATTERNS[key // _NUM_BYTES % len(_PATTERNS)]
 
 
 def namespace_key(namespace: Hashable) -> int:

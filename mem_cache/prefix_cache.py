@@ -34,6 +34,7 @@ from .output_marks import OutputMarks
 from .page_moves import move_pages_below
 from .partial_pages import PartialPages
 from .quotas import Quotas
+from .radix_key import RadixKey
 from .radix_node import PAGE_ID_BYTES
 from .radix_tree import RadixTree
 from .request_handle import RequestHandle
@@ -48,12 +49,13 @@ from .sizes import (
     as_integer,
     as_length,
     as_size,
+    check_hashable,
     check_kind,
     num_pages_for,
 )
 from .stale_first import end_epoch
 from .stats import CacheStats
-from .tokens import Tokens, as_sequence, as_tokens
+from .tokens import Tokens, as_sequence, check_virtual
 from .victims import Victim, list_victims
 from .virtual_tokens import MAX_NUM_CONTENTS, Digest, VirtualTokens
 
@@ -78,6 +80,9 @@ class PrefixCache(OpenObject):
     but two that are read one after the other need not belong together.
 
     A call that a cache refuses raises a `RadixKVError` and changes nothing.
+
+    Wherever a call takes tokens and a namespace, it takes a `RadixKey` of both instead:
+    that is checked, and turned into bytes, once for all calls.
 
     Attributes:
         shares_prefixes: Whether requests of this kind of cache share what they compute.
@@ -201,7 +206,7 @@ class PrefixCache(OpenObject):
 
     def admission_obstacle(
         self,
-        tokens: Tokens,
+        tokens: Tokens | RadixKey,
         max_len: Integer,
         *,
         namespace: Hashable = None,
@@ -216,7 +221,7 @@ class PrefixCache(OpenObject):
         would find cached is protected then, so it is room for nobody. Changes nothing.
 
         Args:
-            tokens: What the request would be admitted with.
+            tokens: What the request would be admitted with, or the key of that.
             max_len: The longest that it may become, in tokens.
             namespace: Where it shares.
             reserved_sizes: What others may allocate still, in tokens, by namespace.
@@ -237,15 +242,15 @@ class PrefixCache(OpenObject):
         of `tokens`, and O(nodes) that only `released` use.
         """
         self._check_thread()
-        array = as_tokens(tokens, self._virtual)
+        key = self._as_key(tokens, namespace)
         max_len = as_length("max_len", max_len)
         longest = self.memory.max_context_len
-        if not 0 < len(array) <= max_len <= longest:
+        if not 0 < len(key) <= max_len <= longest:
             raise LengthError(
                 f"a request must have 1..max_len tokens, and max_len be <= {longest}, "
-                f"got {len(array)} and {max_len}"
+                f"got {len(key)} and {max_len}"
             )
-        check_hashable("namespace", namespace)
+        namespace = key.namespace
         claims = self._as_claims({} if reserved_sizes is None else reserved_sizes)
         gone = self._as_batch(released)
         if len(set(gone)) < len(gone):
@@ -256,8 +261,7 @@ class PrefixCache(OpenObject):
         forecast = RoomForecast(self._tree, self._allocator)
         for request in gone:
             forecast.end(request)
-        whole = (len(array) - 1) // page_size * page_size
-        num_found = forecast.begin(namespace, array[:whole].tobytes())
+        num_found = forecast.begin(key)
         num_new = num_pages_for(max_len, page_size) - num_found
         claims[namespace] = claims.get(namespace, 0) + num_new
         num_pages = forecast.num_pages
@@ -275,13 +279,15 @@ class PrefixCache(OpenObject):
     # A request's life -------------------------------------------------------
 
     @abstractmethod
-    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+    def match_prefix(
+        self, tokens: Tokens | RadixKey, namespace: Hashable = None
+    ) -> int:
         """Tell how many leading tokens are cached, in whole pages.
 
         Changes nothing: no split, no touch, no lock.
 
         Args:
-            tokens: Token ids.
+            tokens: Token ids, or the key of them.
             namespace: Any hashable; equal namespaces share, others share nothing.
 
         Raises:
@@ -322,7 +328,7 @@ class PrefixCache(OpenObject):
 
     def admit(
         self,
-        tokens: Tokens,
+        tokens: Tokens | RadixKey,
         *,
         namespace: Hashable = None,
         priority: Integer = 0,
@@ -334,9 +340,10 @@ class PrefixCache(OpenObject):
         is left to compute.
 
         Args:
-            tokens: All token ids known so far, at least one. Where outputs are wanted
-                at positions of the prompt, pass only the tokens up to the first of
-                these: it is computed, and so is all that follows.
+            tokens: All token ids known so far, at least one, or the key of them, which
+                may grow while the request runs. Where outputs are wanted at positions
+                of the prompt, pass only the tokens up to the first of these: it is
+                computed, and so is all that follows.
             namespace: Any hashable; equal namespaces share, others share nothing. To
                 Python, 1, 1.0 and True are equal.
             priority: Raises the priority of the path that the request publishes.
@@ -365,35 +372,34 @@ class PrefixCache(OpenObject):
             )
         if _get_ident() != self._owner:
             self._check_thread()
-        array = as_tokens(tokens, self._virtual)
-        num_tokens = len(array)
+        key = self._as_key(tokens, namespace)
+        num_tokens = len(key)
         if not 0 < num_tokens <= self._running.max_context_len:
             raise LengthError(
                 f"a request must have 1..{self._running.max_context_len} tokens, "
                 f"got {num_tokens}"
             )
-        if namespace is not None:
-            check_hashable("namespace", namespace)
         rank = as_integer("priority", priority)
         num_computed = _as_computed_len(computed_len, num_tokens)
         if not self._table.num_free_rows:
             return None
-        request = self._open(array, namespace, rank)
-        if self._virtual.last_token:
-            self._virtual.begin(request, array)
+        request = self._open(key, rank)
+        if key.has_virtual:
+            self._virtual.begin(request, key.tokens)
         explainer = self._explainer
+        raw = key.raw
         available = 0
         if explainer is not None:
-            available = explainer.count_available(request, array)
+            available = explainer.count_available(request, raw)
         if self._partial_pages is not None:
             self._partial_pages.extend_hit(
-                request, array, self.page_size, self._take_page
+                request, raw, self.page_size, self._take_page
             )
         if self._owner is None:
             self._owner = _get_ident()
         request.computed_len = num_computed
         if explainer is not None:
-            explainer.begin(request, array, available)
+            explainer.begin(request, raw, available)
         else:
             request.hit = (num_tokens, request.committed_len)
         return request
@@ -511,7 +517,7 @@ class PrefixCache(OpenObject):
     def cache_unfinished_req(
         self,
         request: RequestHandle,
-        tokens: Tokens,
+        tokens: Tokens | RadixKey,
         *,
         prompt_len: Integer | None = None,
     ) -> None:
@@ -522,8 +528,8 @@ class PrefixCache(OpenObject):
 
         Args:
             request: A running request.
-            tokens: All its final token ids; at least `committed_len` of them. Drafts
-                must not be among the first `committed_len`.
+            tokens: All its final token ids, or the key of them; at least
+                `committed_len`. Drafts must not be among the first `committed_len`.
             prompt_len: Tokens of the prompt; the rest is output. ``None`` if all is
                 prompt. It matters where outputs go first.
 
@@ -538,7 +544,8 @@ class PrefixCache(OpenObject):
             return self.watch.call(
                 self.cache_unfinished_req, request, tokens, prompt_len=prompt_len
             )
-        tokens = as_sequence(tokens, self._virtual)
+        if not isinstance(tokens, RadixKey):
+            tokens = as_sequence(tokens, self._virtual)
         self._publish(
             self._check_cover(request, tokens, prompt_len), tokens, prompt_len
         )
@@ -546,7 +553,7 @@ class PrefixCache(OpenObject):
     def cache_finished_req(
         self,
         request: RequestHandle,
-        tokens: Tokens,
+        tokens: Tokens | RadixKey,
         *,
         prompt_len: Integer | None = None,
     ) -> None:
@@ -569,7 +576,8 @@ class PrefixCache(OpenObject):
             return self.watch.call(
                 self.cache_finished_req, request, tokens, prompt_len=prompt_len
             )
-        tokens = as_sequence(tokens, self._virtual)
+        if not isinstance(tokens, RadixKey):
+            tokens = as_sequence(tokens, self._virtual)
         kv = self._check_cover(request, tokens, prompt_len)
         self._publish(kv, tokens, prompt_len)
         self._close(kv)
@@ -822,15 +830,13 @@ class PrefixCache(OpenObject):
     # For the caches themselves ----------------------------------------------
 
     @abstractmethod
-    def _open(
-        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
-    ) -> RequestKV:
-        """Begin a request with the cached prefix of all `tokens` but the last."""
+    def _open(self, key: RadixKey, priority: int) -> RequestKV:
+        """Begin a request with the cached prefix of all tokens but the last."""
         raise NotImplementedError
 
     @abstractmethod
     def _publish(
-        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+        self, request: RequestKV, tokens: Tokens | RadixKey, prompt_len: Integer | None
     ) -> None:
         """Publish the full pages of a request that are computed."""
         raise NotImplementedError
@@ -853,6 +859,20 @@ class PrefixCache(OpenObject):
             if not isinstance(request, RequestKV) or request.owner is not running:
                 raise _not_running(request)
         return cast("list[RequestKV]", batch)
+
+    def _as_key(self, tokens: Tokens | RadixKey, namespace: Hashable) -> RadixKey:
+        """Return the key of tokens, or refuse them."""
+        if not isinstance(tokens, RadixKey):
+            key = RadixKey(tokens, namespace)
+        elif namespace is None:
+            key = tokens
+        else:
+            raise ConfigError(
+                f"a key has its namespace, {tokens.namespace!r}; got {namespace!r} too"
+            )
+        if key.has_virtual:
+            check_virtual(key.tokens, self._virtual)
+        return key
 
     def _as_claims(self, sizes: Mapping[Hashable, Integer]) -> dict[Hashable, int]:
         """Return sizes in pages, or refuse them."""
@@ -949,7 +969,10 @@ class PrefixCache(OpenObject):
         return request
 
     def _check_cover(
-        self, request: RequestHandle, tokens: Tokens, prompt_len: Integer | None
+        self,
+        request: RequestHandle,
+        tokens: Tokens | RadixKey,
+        prompt_len: Integer | None,
     ) -> RequestKV:
         kv = self._check(request)
         num_tokens = len(tokens)
@@ -1001,19 +1024,3 @@ def _as_computed_len(computed_len: Integer, num_tokens: int) -> int:
     if not 0 <= size <= num_tokens:
         raise LengthError(f"computed_len must be in 0..{num_tokens}, got {size}")
     return size
-
-
-def check_hashable(name: str, value: Hashable) -> None:
-    """Refuse a namespace or an id that is not hashable.
-
-    Args:
-        name: What it is called in the message.
-        value: The namespace, or the id.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    try:
-        hash(value)
-    except TypeError:
-        raise ConfigError(f"{name} must be hashable, got {value!r}") from None

@@ -6,9 +6,7 @@ from collections.abc import Callable, Hashable
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from .eviction import KeyedIndex, make_eviction_index
 from .eviction_policies import EvictionPolicy
@@ -17,17 +15,18 @@ from .lessons import teach
 from .memory_manager import MemoryManager
 from .output_marks import OutputMarks
 from .partial_pages import PartialPageIndex, PartialPages
-from .prefix_cache import PrefixCache, check_hashable
+from .prefix_cache import PrefixCache
 from .quota import Quota, requests_of
 from .quotas import Quotas
+from .radix_key import RadixKey
 from .radix_node import PAGE_ID_BYTES, NamespaceCounters
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
 from .retention import Retention
-from .sizes import Flag, Integer, Number, as_size
+from .sizes import Flag, Integer, Number, as_size, check_hashable
 from .stats import NamespaceStats
 from .steady_clock import SteadyClock
-from .tokens import TOKEN_BYTES, Tokens, as_tokens, key_bytes
+from .tokens import TOKEN_BYTES, Tokens, check_virtual, part_bytes
 from .virtual_tokens import MAX_NUM_CONTENTS
 
 if TYPE_CHECKING:
@@ -122,20 +121,21 @@ class RadixCache(PrefixCache):
                 memory.page_copies,
             )
 
-    def match_prefix(self, tokens: Tokens, namespace: Hashable = None) -> int:
+    def match_prefix(
+        self, tokens: Tokens | RadixKey, namespace: Hashable = None
+    ) -> int:
         """Tell how many leading tokens are cached; see `PrefixCache`.
 
         Complexity: O(nodes on the path) plus one comparison of the matched tokens.
         """
         if _get_ident() != self._owner:
             self._check_thread()
-        check_hashable("namespace", namespace)
-        array = as_tokens(tokens, self._virtual)
-        return self._tree.match(namespace, array.tobytes()) // TOKEN_BYTES
+        key = self._as_key(tokens, namespace)
+        return self._tree.match(key.namespace, key.raw) // TOKEN_BYTES
 
     def retain(
         self,
-        tokens: Tokens,
+        tokens: Tokens | RadixKey,
         namespace: Hashable = None,
         *,
         priority: Integer = 1,
@@ -161,7 +161,8 @@ class RadixCache(PrefixCache):
         the policy, and leaves grow in place no longer.
 
         Args:
-            tokens: Token ids; of which the cached prefix counts, in whole pages.
+            tokens: Token ids, or the key of them; of which the cached prefix counts, in
+                whole pages.
             namespace: Where to look.
             priority: At least 1.
             ttl: Seconds of the cache's clock, above 0; ``None`` for no end.
@@ -183,12 +184,11 @@ class RadixCache(PrefixCache):
                 self.retain, tokens, namespace, priority=priority, ttl=ttl
             )
         self._check_thread()
-        check_hashable("namespace", namespace)
-        array = as_tokens(tokens, self._virtual)
+        key = self._as_key(tokens, namespace)
         priority = as_size("priority", priority)
-        raw = array.tobytes()
         assert self._retention is not None  # `__init__` set it
-        return self._retention.retain(namespace, raw, priority, ttl) * self.page_size
+        num_pages = self._retention.retain(key.namespace, key.raw, priority, ttl)
+        return num_pages * self.page_size
 
     @property
     def retained_size(self) -> int:
@@ -297,20 +297,27 @@ class RadixCache(PrefixCache):
                 index.fail(error)
 
     def _publish(
-        self, request: RequestKV, tokens: Tokens, prompt_len: Integer | None
+        self, request: RequestKV, tokens: Tokens | RadixKey, prompt_len: Integer | None
     ) -> None:
         page_size = self._allocator.page_size
         start = request.protected_len
         stop = request.committed_len // page_size * page_size
         if stop == start:
             return
-        raw, at = key_bytes(tokens, start, stop, self._virtual, request.awaited)
+        if isinstance(tokens, RadixKey):
+            if tokens.has_virtual:
+                check_virtual(tokens.tokens, self._virtual)
+            raw, at, end = tokens.part(start, stop)
+        else:
+            raw = part_bytes(tokens, start, stop, self._virtual)
+            at = 0
+            end = len(raw)
         assert request.node is not None  # it has its lease
         if request.node.root.is_stale:
             return  # its epoch is over: it publishes nothing
         marks = self._output_marks
         if marks is None:
-            self._publish_part(request, raw, at, stop)
+            self._publish_part(request, raw, at, end, stop)
             return
         # [start, prompt_stop)       prompt, up to the end of its last page
         # [prompt_stop, stop)        output: in nodes of its own, since these are marked
@@ -320,21 +327,22 @@ class RadixCache(PrefixCache):
             prompt_stop = min(max(prompt_stop, start), stop)
         cut = at + (prompt_stop - start) * TOKEN_BYTES
         if at < cut:
-            num_new = self._publish_part(request, raw[:cut], at, prompt_stop)
+            num_new = self._publish_part(request, raw, at, cut, prompt_stop)
             marks.see_prompt(request.node, num_new)
-        if cut < len(raw):
-            num_new = self._publish_part(request, raw, cut, stop)
+        if cut < end:
+            num_new = self._publish_part(request, raw, cut, end, stop)
             marks.see_output(request.node, num_new)
 
     def _publish_part(
-        self, request: RequestKV, raw: bytes, start: int, stop: int
+        self, request: RequestKV, raw: bytes, start: int, end: int, stop: int
     ) -> int:
         """Publish the tokens of ``[protected_len, stop)``; how many pages were new.
 
         Args:
             request: A running request.
-            raw: Those tokens are ``raw[start:]``.
+            raw: Those tokens are ``raw[start:end]``.
             start: In bytes.
+            end: In bytes.
             stop: In tokens.
         """
         # [protected_len, stop)      computed by this request, whole pages
@@ -344,25 +352,24 @@ class RadixCache(PrefixCache):
         assert node is not None  # it has its lease
         pages = self._running.own_pages(request, stop)
         request.node, known = self._tree.publish(
-            node, raw, pages, request.priority, start
+            node, raw, pages, request.priority, start, end
         )
         self._running.hand_over(request, stop, known)
         num_known = len(known) // PAGE_ID_BYTES
         num_new = len(pages) // PAGE_ID_BYTES - num_known
         self._num_duplicate_pages += num_known
         self._num_published_pages += num_new
-        if request.awaited and stop * TOKEN_BYTES >= len(request.awaited):
-            self._end_wait(request)
+        if request.awaited:
+            num_left = len(request.awaited) // TOKEN_BYTES - stop
+            if num_left < self._allocator.page_size:
+                self._end_wait(request)
         return num_new
 
-    def _open(
-        self, tokens: NDArray[np.int32], namespace: Hashable, priority: int
-    ) -> RequestKV:
+    def _open(self, key: RadixKey, priority: int) -> RequestKV:
         page_size = self._allocator.page_size
-        whole = (len(tokens) - 1) // page_size * page_size
-        raw = tokens[:whole].tobytes()
-        node, pages = self._tree.acquire(namespace, raw)
-        request = self._running.open(namespace, priority, node, pages)
+        raw = key.raw
+        end = (len(raw) // TOKEN_BYTES - 1) // page_size * page_size * TOKEN_BYTES
+        node, pages = self._tree.acquire(key.namespace, raw, end)
+        request = self._running.open(key.namespace, priority, node, pages)
         request.quota = node.root.quota
-        request.awaited = raw
         return request

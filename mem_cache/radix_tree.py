@@ -99,14 +99,17 @@ class RadixTree:
         Complexity: O(nodes on the path) plus one comparison of the matched tokens.
         """
         root = self._roots.get(namespace)
-        return self._walk(root, raw)[1] if root else 0
+        return self._walk(root, raw, 0, len(raw))[1] if root else 0
 
-    def find(self, namespace: Hashable, raw: bytes) -> tuple[list[RadixNode], int]:
-        """Return the nodes that the cached part of `raw` is in. Changes nothing.
+    def find(
+        self, namespace: Hashable, raw: bytes, end: int | None = None
+    ) -> tuple[list[RadixNode], int]:
+        """Return the nodes that have the cached part of ``raw[:end]``. Changes nothing.
 
         Args:
             namespace: Where to look.
             raw: Tokens; those behind the last whole page are not cached.
+            end: How many of its bytes count, whole pages; all if ``None``.
 
         Returns:
             The nodes of the path, of which the last may reach further; and the bytes of
@@ -115,15 +118,18 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             return [], 0
-        path, matched, _ = self._walk(root, raw)
+        path, matched, _ = self._walk(root, raw, 0, len(raw) if end is None else end)
         return path, matched
 
-    def acquire(self, namespace: Hashable, raw: bytes) -> tuple[RadixNode, bytes]:
-        """Find and lock the longest cached prefix of `raw`; splits where it ends.
+    def acquire(
+        self, namespace: Hashable, raw: bytes, end: int | None = None
+    ) -> tuple[RadixNode, bytes]:
+        """Find and lock the longest cached prefix of ``raw[:end]``; splits at its end.
 
         Args:
             namespace: Where to look; unknown ones are made.
-            raw: Tokens, whole pages.
+            raw: Tokens.
+            end: How many of its bytes count, whole pages; all if ``None``.
 
         Returns:
             The node that the lease is on, and the page ids of the prefix, the bytes of
@@ -132,7 +138,7 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self.add_root(namespace)
-        path, _ = self._descend(root, raw)
+        path, _ = self._descend(root, raw, 0, len(raw) if end is None else end)
         node = path[-1] if path else root
         self.lock(node)
         pages: list[bytes] = []
@@ -151,42 +157,45 @@ class RadixTree:
         pages: bytes,
         priority: int = 0,
         start: int = 0,
+        end: int | None = None,
     ) -> tuple[RadixNode, bytes]:
-        """Cache ``raw[start:]`` below `node`, and move the caller's lease to its end.
+        """Cache ``raw[start:end]`` below `node`, and move the caller's lease there.
 
         Args:
             node: The node that the caller's lease is on.
-            raw: Tokens, whole pages, at least one.
+            raw: Tokens; those that are cached are whole pages, at least one.
             pages: Their page ids, the bytes of int32. Those that are not duplicates
                 belong to the tree from now on.
             priority: Raises the priority of the whole path.
             start: What comes before is above `node`, in bytes.
+            end: What comes behind does not count, in bytes; ``None`` if nothing does.
 
         Returns:
             The node that the lease moved to, and the page ids that the tree had already
             for the first of the tokens, the bytes of int32: the caller's own copies of
             them are duplicates.
         """
-        end = node
+        stop = len(raw) if end is None else end
+        last = node
         offset = start
         known: list[bytes] = []
         if node.children:
-            path, offset = self._descend(node, raw, start)
+            path, offset = self._descend(node, raw, start, stop)
             if path:
-                end = path[-1]
-                self.lock(end)
+                last = path[-1]
+                self.lock(last)
                 self.unlock(node)
                 known = [shared.pages for shared in path]
                 num_known = (offset - start) // self._page_bytes
                 pages = pages[num_known * PAGE_ID_BYTES :]
-        if offset < len(raw):
-            end = self._append(end, raw, offset, pages)
+        if offset < stop:
+            last = self._append(last, raw, offset, stop, pages)
         if priority:
-            raised = end
+            raised = last
             while raised.priority < priority:
                 raised.priority = priority
                 raised = raised.parent
-        return end, b"".join(known)
+        return last, b"".join(known)
 
     def lock(self, node: RadixNode) -> None:
         """Protect `node` and its ancestors. O(1) if `node` is protected already."""
@@ -319,9 +328,9 @@ class RadixTree:
         return [*self._roots.values(), *self._stale_roots]
 
     def _walk(
-        self, node: RadixNode, raw: bytes, offset: int = 0
+        self, node: RadixNode, raw: bytes, offset: int, end: int
     ) -> tuple[list[RadixNode], int, int]:
-        """Follow ``raw[offset:]`` below `node`.
+        """Follow ``raw[offset:end]`` below `node`.
 
         Returns:
             The nodes on the path; where in `raw` the match ends; and, if that is inside
@@ -329,7 +338,6 @@ class RadixTree:
         """
         page_bytes = self._page_bytes
         path: list[RadixNode] = []
-        end = len(raw)
         while offset < end:
             children = node.children
             page = raw[offset : offset + page_bytes]
@@ -341,22 +349,23 @@ class RadixTree:
             if child is None:
                 break
             path.append(child)
-            if not raw.startswith(child.key, offset):
-                inside = shared_bytes(raw, offset, child.key, page_bytes)
+            behind = offset + len(child.key)
+            if behind > end or not raw.startswith(child.key, offset):
+                inside = shared_bytes(raw, offset, end, child.key, page_bytes)
                 return path, offset + inside, inside
-            offset += len(child.key)
+            offset = behind
             node = child
         return path, offset, 0
 
     def _descend(
-        self, node: RadixNode, raw: bytes, start: int = 0
+        self, node: RadixNode, raw: bytes, start: int, end: int
     ) -> tuple[list[RadixNode], int]:
-        """Follow ``raw[start:]`` below `node`, splitting where it ends.
+        """Follow ``raw[start:end]`` below `node`, splitting where that ends.
 
         The caller must protect the last node of the path before anything else: the
         upper part of an unprotected node that was split is in no index.
         """
-        path, offset, inside = self._walk(node, raw, start)
+        path, offset, inside = self._walk(node, raw, start, end)
         if inside:
             path[-1] = self.split(path[-1], inside)
         return path, offset
@@ -385,14 +394,15 @@ class RadixTree:
         return upper
 
     def _append(
-        self, node: RadixNode, raw: bytes, start: int, pages: bytes
+        self, node: RadixNode, raw: bytes, start: int, end: int, pages: bytes
     ) -> RadixNode:
         """Add new tokens behind `node`, and move the caller's lease to their end.
 
         Args:
             node: The node that the lease is on.
-            raw: Tokens, whole pages.
+            raw: Tokens.
             start: The first that is new, in bytes.
+            end: Where these end, in bytes: whole pages.
             pages: The page ids of what is new.
 
         Returns:
@@ -404,19 +414,19 @@ class RadixTree:
             node.lock_ref == 1
             and not node.children
             and self.index.grows_leaves
-            and len(node.key) + len(raw) - start <= MAX_GROWN_SIZE * TOKEN_BYTES
+            and len(node.key) + end - start <= MAX_GROWN_SIZE * TOKEN_BYTES
             and node.parent is not node
         ):
             # A leaf that only the caller uses: depth follows branching, not turns.
             old_end = len(node.key)
-            node.key += raw[start:]
+            node.key += raw[start:end]
             node.pages += pages
             for tell in self.on_published:
                 tell(node, old_end)
             return node
         # The lease on `node` becomes that of its first new, protected child.
         self._clock += 1
-        for key, part in self._parts(raw, start, pages):
+        for key, part in self._parts(raw, start, end, pages):
             child = make_node(key, part, node)
             child.lock_ref = 1
             child.created = self._clock
@@ -431,15 +441,17 @@ class RadixTree:
                 tell(node, 0)
         return node
 
-    def _parts(self, raw: bytes, start: int, pages: bytes) -> list[tuple[bytes, bytes]]:
+    def _parts(
+        self, raw: bytes, start: int, end: int, pages: bytes
+    ) -> list[tuple[bytes, bytes]]:
         """Part new tokens and their page ids so that no node is too large."""
         step = self._max_node_bytes
-        if start == 0 and len(raw) <= step:
+        if start == 0 and end == len(raw) and end <= step:
             return [(raw, pages)]  # compiled code would copy what it need not cut
         page_step = step // self._page_bytes * PAGE_ID_BYTES
         return [
-            (raw[at : at + step], pages[i * page_step : (i + 1) * page_step])
-            for i, at in enumerate(range(start, len(raw), step))
+            (raw[at : min(at + step, end)], pages[i * page_step : (i + 1) * page_step])
+            for i, at in enumerate(range(start, end, step))
         ]
 
     def _cut(self, node: RadixNode, num_pages: int) -> bytes:

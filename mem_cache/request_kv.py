@@ -38,8 +38,8 @@ class RequestKV:
         computed_len: Positions that were computed before it was retracted, in tokens.
         has_run: Whether it ever got pages to compute in.
         hit: What `hit_report` is made from, when somebody asks for it.
-        awaited: Whole pages that it was admitted with, if it may publish some of them
-            still: other requests may wait for these. Raw bytes, else empty.
+        awaited: The tokens that it was admitted with, if it may publish some of their
+            pages still: other requests may wait for these. Raw bytes, else empty.
         pages: Its row of the request table: the pages of `allocated_len`, the bytes of
             int32.
         num_known_pages: Leading pages of its row that the workers know.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from enum import StrEnum
 
 from .allocator import TokenToKVPoolAllocator
 from .quota import Quota
+from .radix_key import RadixKey
 from .radix_node import RadixNode
 from .radix_tree import RadixTree
 from .request_kv import RequestKV
@@ -74,18 +74,19 @@ class RoomForecast:
             self._move(node.root.quota, -num_pages, num_pages)
             node = node.parent
 
-    def begin(self, namespace: Hashable, raw: bytes) -> int:
+    def begin(self, key: RadixKey) -> int:
         """Reckon with the start of a request, which protects what it finds.
 
         Args:
-            namespace: Where it looks.
-            raw: The tokens that it may find, whole pages.
+            key: Its tokens. It finds whole pages, of all but the last of them.
 
         Returns:
             The pages that it finds.
         """
-        path, matched = self._tree.find(namespace, raw)
-        num_found = matched // (self._allocator.page_size * TOKEN_BYTES)
+        page_bytes = self._allocator.page_size * TOKEN_BYTES
+        end = (len(key) - 1) * TOKEN_BYTES // page_bytes * page_bytes
+        path, matched = self._tree.find(key.namespace, key.raw, end)
+        num_found = matched // page_bytes
         rest = num_found
         for node in path:
             num_pages = min(rest, node.num_pages)

@@ -95,14 +95,15 @@ class RootDirectory:
         page_bytes = self._page_bytes
         least = start + page_bytes
         offset = 0
-        while offset < len(raw):
+        end = len(raw)
+        while offset < end:
             child = node.children.get(raw[offset : offset + page_bytes])
             if child is None:
                 break
             if not raw.startswith(child.key, offset):
                 # Most end before `least`: they need no exact count.
                 if offset >= least or child.key.startswith(raw[offset:least]):
-                    offset += shared_bytes(raw, offset, child.key, page_bytes)
+                    offset += shared_bytes(raw, offset, end, child.key, page_bytes)
                 break
             offset += len(child.key)
             node = child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, TypeAlias
@@ -113,3 +114,19 @@ def check_kind(name: str, value: object, kind: type | UnionType) -> None:
 def num_pages_for(num_tokens: int, page_size: int) -> int:
     """Return the pages that `num_tokens` tokens fill, the last one partly."""
     return -(-num_tokens // page_size)
+
+
+def check_hashable(name: str, value: Hashable) -> None:
+    """Refuse a namespace or an id that is not hashable.
+
+    Args:
+        name: What it is called in the message.
+        value: The namespace, or the id.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be hashable, got {value!r}") from None

@@ -32,22 +32,40 @@ Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 
 def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]:
-    """Turn token ids into an int32 array, or refuse them.
+    """Return tokens as an int32 array, or refuse what is not a list of token ids.
 
-    An int32 array is returned as it is, without a copy. The cost is one pass over the
+    Negative ids are virtual tokens. A prompt embedding that is negative cannot pass for
     tokens.
 
     Args:
-        tokens: Integers in ``[0, 2**31)``, flat: a list, a tuple, an `array.array`, or
-            an array of any integer type. A list costs some hundred times what an int32
-            array does.
-        virtual: The negative ids that are allowed as well.
+        tokens: See `as_ids`.
+        virtual: The negative ids that are allowed.
 
     Returns:
-        The same ids, int32 `[num_tokens]`.
+        int32 `[num_tokens]`; it may share the caller's memory.
 
     Raises:
-        TokenError: `tokens` is not flat, not integers, or an id is out of range.
+        TokenError: `tokens` is anything else.
+    """
+    ids = as_ids(tokens)
+    if has_negative(ids):
+        check_virtual(ids, virtual)
+    return ids
+
+
+def as_ids(tokens: Tokens) -> NDArray[np.int32]:
+    """Return tokens, virtual ones among them, as an int32 array.
+
+    Args:
+        tokens: Integers in ``[-2**31, 2**31)``, flat: a list, a tuple, an
+            `array.array`, or an array of any integer type. A list costs some hundred
+            times what an int32 array does.
+
+    Returns:
+        int32 `[num_tokens]`; the caller's array if it is one already.
+
+    Raises:
+        TokenError: `tokens` is anything else.
     """
     if isinstance(tokens, _ARRAY) and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
@@ -56,14 +74,23 @@ def as_tokens(tokens: Tokens, virtual: Container[int] = ()) -> NDArray[np.int32]
         array = _convert(tokens) if of_ints is None else of_ints
     if array.ndim != 1:
         raise TokenError(f"tokens must be flat, got {array.ndim} dimensions")
-    # argmin is several times cheaper to call than min.
-    if len(array) and array[array.argmin()] < 0:
-        _check_virtual(array, virtual)
     return array
 
 
-def _check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
-    """Refuse negative ids that are not in `virtual`."""
+def has_negative(tokens: NDArray[np.int32]) -> bool:
+    """Tell whether any id is negative; O(tokens), in one pass."""
+    if len(tokens) <= _FEW:  # cheaper than to ask numpy
+        return not tokens.tobytes()[_HIGHEST_BYTE::TOKEN_BYTES].isascii()
+    # argmin is several times cheaper to call than min.
+    return bool(tokens[tokens.argmin()] < 0)
+
+
+def check_virtual(tokens: NDArray[np.int32], virtual: Container[int] = ()) -> None:
+    """Refuse negative ids that are not in `virtual`.
+
+    Raises:
+        TokenError: There is one.
+    """
     for token in np.unique(tokens[tokens < 0]).tolist():
         if token not in virtual:
             raise TokenError(
@@ -132,13 +159,9 @@ def as_sequence(tokens: Tokens, virtual: Container[int] = ()) -> Tokens:
     return as_tokens(tokens, virtual)
 
 
-def key_bytes(
-    tokens: Tokens,
-    start: int,
-    stop: int,
-    virtual: Container[int] = (),
-    known: bytes = b"",
-) -> tuple[bytes, int]:
+def part_bytes(
+    tokens: Tokens, start: int, stop: int, virtual: Container[int] = ()
+) -> bytes:
     """Encode ``tokens[start:stop]`` as the raw bytes of a key.
 
     Args:
@@ -146,40 +169,20 @@ def key_bytes(
         start: First token.
         stop: End of the tokens.
         virtual: The negative ids that are allowed as well.
-        known: What the tokens most likely begin with, which was looked at before.
-
-    Returns:
-        The key, and where in these bytes it starts: it may be the rest of `known`.
 
     Raises:
         TokenError: See `as_tokens`; only the part that is encoded is looked at.
     """
-    part = tokens[start:stop]
-    if isinstance(part, _ARRAY) and part.dtype is _INT32 and part.ndim == 1:
-        if len(part) <= _FEW:
-            raw = part.tobytes()
-            # Cheaper than to ask numpy: no id is negative.
-            if raw[_HIGHEST_BYTE::TOKEN_BYTES].isascii():
-                return raw, 0
-        elif (
-            len(known) >= stop * TOKEN_BYTES
-            and part.flags.c_contiguous
-            and known.startswith(part.data, start * TOKEN_BYTES)
-        ):
-            # To compare a long prompt costs a fifth of what copying it does.
-            if stop * TOKEN_BYTES == len(known):
-                return known, start * TOKEN_BYTES
-            return known[start * TOKEN_BYTES : stop * TOKEN_BYTES], 0
-    return as_tokens(part, virtual).tobytes(), 0
+    return as_tokens(tokens[start:stop], virtual).tobytes()
 
 
-def shared_bytes(raw: bytes, offset: int, key: bytes, page_bytes: int) -> int:
-    """Count the bytes of leading whole pages that ``raw[offset:]`` shares with `key`.
+def shared_bytes(raw: bytes, offset: int, end: int, key: bytes, page_bytes: int) -> int:
+    """Count the bytes of leading whole pages that ``raw[offset:end]`` has of `key`.
 
     Complexity: O(log pages) comparisons of as many bytes as the key has, together.
     """
     low = 0
-    high = min(len(raw) - offset, len(key)) // page_bytes
+    high = min(end - offset, len(key)) // page_bytes
     # Invariant: the first `low` pages are equal, and those behind `high` do not count.
     while low < high:
         middle = (low + high + 1) // 2

@@ -73,9 +73,8 @@ class AdmissionRoom:
             if size > cache.available_size + cache.evictable_size:
                 return Obstacle.PAGES
         return cache.admission_obstacle(
-            request.tokens,
+            request.key,
             reserved_len,
-            namespace=request.namespace,
             reserved_sizes=sizes,
             released=[kv_of(other) for other in without],
         )

@@ -231,8 +231,7 @@ class Admissions:
             self._keep(request, obstacle, room)
             return obstacle  # the cache was not touched
         kv = cache.admit(
-            request.tokens,
-            namespace=request.namespace,
+            request.key,
             priority=request.priority,
             computed_len=request.retracted_len,
         )

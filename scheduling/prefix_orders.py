@@ -113,7 +113,8 @@ def _walk(requests: list[Request], queue: QueueView) -> list[Request]:
     for prefix, request in prefixes:
         shared = len(last)
         if not prefix.startswith(last):
-            shared = shared_bytes(prefix, 0, last, queue.page_size * TOKEN_BYTES)
+            page_bytes = queue.page_size * TOKEN_BYTES
+            shared = shared_bytes(prefix, 0, len(prefix), last, page_bytes)
         _leave(path, shared)
         if path[-1].stop < len(prefix):
             path.append(_Prefix(len(prefix)))

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from radixkv.mem_cache.errors import (
     LengthError,
     RequestStateError,
-    TokenError,
 )
-from radixkv.mem_cache.prefix_cache import check_hashable
-from radixkv.mem_cache.sizes import as_integer, as_size, check_kind
-from radixkv.mem_cache.tokens import Tokens, as_tokens
+from radixkv.mem_cache.radix_key import RadixKey
+from radixkv.mem_cache.sizes import as_integer, as_size, check_hashable, check_kind
+from radixkv.mem_cache.tokens import Tokens, check_virtual
 
 from .sampling_params import SamplingParams
 from .usage import RequestUsage
@@ -58,7 +57,7 @@ class Request:
         request_id: The caller's name for the request.
         sampling_params: How its tokens are chosen. The scheduler gives those who sample
             without a seed one of their own.
-        namespace: Shares cached prefixes only with requests of the same namespace.
+        key: Its tokens, prompt and output, in its namespace.
         priority: Higher goes first, where a policy looks at it.
         kv: Its part of the KV cache while it runs.
         status: Where it is.
@@ -96,9 +95,7 @@ class Request:
     """
 
     __slots__ = (
-        "_buffer",
         "_num_prompt_tokens",
-        "_num_tokens",
         "admitted_len",
         "admitted_s",
         "arrival",
@@ -109,11 +106,11 @@ class Request:
         "finish_reason",
         "finished_s",
         "first_token_s",
+        "key",
         "kv",
         "match_len",
         "match_version",
         "max_kv_len",
-        "namespace",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -159,21 +156,22 @@ class Request:
             ConfigError: `namespace` or `request_id` is not hashable, `priority` is no
                 integer, or `sampling_params` are none.
         """
-        tokens = as_tokens(prompt)
-        if not len(tokens):
+        key = RadixKey(prompt, namespace)
+        if key.has_virtual:
+            check_virtual(key.tokens)
+        if not len(key):
             raise LengthError("a prompt must have >= 1 tokens, got 0")
-        check_hashable("namespace", namespace)
         check_hashable("request_id", request_id)
         self.request_id = request_id
         check_kind("sampling_params", sampling_params, SamplingParams | None)
         self.sampling_params = sampling_params or SamplingParams()
-        self.namespace = namespace
+        self.key = key
         self.priority = as_integer("priority", priority)
         self.kv: RequestKV | None = None
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
-        self.max_kv_len = len(tokens) + self.sampling_params.max_new_tokens - 1
+        self.max_kv_len = len(key) + self.sampling_params.max_new_tokens - 1
         self.num_cached_tokens = 0
         self.num_computed_tokens = 0
         self.num_draft_tokens = 0
@@ -199,17 +197,21 @@ class Request:
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
-        self._buffer = np.array(tokens, np.int32)
-        self._num_prompt_tokens = self._num_tokens = len(tokens)
+        self._num_prompt_tokens = len(key)
 
     def __repr__(self) -> str:
         """Name the request and its length."""
-        return f"Request({self.request_id!r}, {self._num_tokens} tokens, {self.status})"
+        return f"Request({self.request_id!r}, {self.num_tokens} tokens, {self.status})"
+
+    @property
+    def namespace(self) -> Hashable:
+        """Shares cached prefixes only with requests of the same namespace."""
+        return self.key.namespace
 
     @property
     def prompt_tokens(self) -> NDArray[np.int32]:
         """The prompt, a view of int32 `[num_prompt_tokens]`."""
-        return self._buffer[: self._num_prompt_tokens]
+        return self.key.tokens[: self._num_prompt_tokens]
 
     @property
     def output_tokens(self) -> list[int]:
@@ -220,7 +222,7 @@ class Request:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """Prompt and output, a view of int32 `[num_tokens]` made in O(1)."""
-        return self._buffer[: self._num_tokens]
+        return self.key.tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -230,17 +232,17 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         """Tokens after the prompt."""
-        return self._num_tokens - self._num_prompt_tokens
+        return len(self.key) - self._num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
         """Tokens in prompt and output."""
-        return self._num_tokens
+        return len(self.key)
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens in prompt and output that have no K and V; all while it waits."""
-        return self._num_tokens - (self.kv.committed_len if self.kv else 0)
+        return len(self.key) - (self.kv.committed_len if self.kv else 0)
 
     @property
     def seed(self) -> int | None:
@@ -307,12 +309,4 @@ class Request:
         Raises:
             TokenError: `token` is not in `[0, 2**31)`.
         """
-        if not 0 <= token < 2**31:
-            raise TokenError(f"token ids must be in [0, 2**31), got {token}")
-        if self._num_tokens == len(self._buffer):
-            # A new array, not resize(): views of the old one are still in use.
-            grown = np.empty(2 * self._num_tokens, np.int32)
-            grown[: self._num_tokens] = self._buffer
-            self._buffer = grown
-        self._buffer[self._num_tokens] = token
-        self._num_tokens += 1
+        self.key.append(token)

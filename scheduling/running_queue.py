@@ -119,6 +119,6 @@ class RunningQueue:
 
     def _publish_and_release(self, request: Request, kv: RequestKV) -> None:
         self._cache.cache_finished_req(
-            kv, request.tokens, prompt_len=request.num_prompt_tokens
+            kv, request.key, prompt_len=request.num_prompt_tokens
         )
         request.kv = None

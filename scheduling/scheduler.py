@@ -18,8 +18,7 @@ from radixkv.mem_cache import (
     RequestStateError,
     TokenError,
 )
-from radixkv.mem_cache.prefix_cache import check_hashable
-from radixkv.mem_cache.sizes import as_size, check_kind, num_pages_for
+from radixkv.mem_cache.sizes import as_size, check_hashable, check_kind, num_pages_for
 from radixkv.mem_cache.tokens import as_tokens
 
 from .admission_policies import Reservations, as_admission_policy
@@ -573,7 +572,7 @@ class Scheduler:
     def _publish(self, request: Request, kv: RequestKV) -> None:
         """Publish the whole pages of a prompt that are computed."""
         self.cache.cache_unfinished_req(
-            kv, request.tokens, prompt_len=request.num_prompt_tokens
+            kv, request.key, prompt_len=request.num_prompt_tokens
         )
         if kv.committed_len >= request.prefill_len:
             self._running.unpublished.pop(request, None)

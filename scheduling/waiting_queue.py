@@ -68,20 +68,12 @@ class WaitingQueue:
 
         The cache is asked again only if it has changed.
 
-        Complexity: O(1), or one look-up of the cached tokens; a look-up of all tokens
-        if more of them are cached than before.
+        Complexity: O(1), or one look-up of the cached tokens.
         """
         cache = self._cache
         version = cache.version
         if request.match_version != version:
-            tokens, namespace = request.tokens, request.namespace
-            # Most changes are elsewhere. One page beyond the last answer shows whether
-            # there is more, and costs less than the whole prompt.
-            stop = request.match_len + cache.page_size
-            match_len = cache.match_prefix(tokens[:stop], namespace)
-            if match_len == stop < len(tokens):
-                match_len = cache.match_prefix(tokens, namespace)
-            request.match_len = match_len
+            request.match_len = cache.match_prefix(request.key)
             request.match_version = version
         return request.match_len
 

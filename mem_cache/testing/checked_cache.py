@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import CacheBusyError, OutOfPagesError, PagesInUseError, RadixKVError
 from ..kv_cache_info import KVCacheInfo
 from ..prefix_cache import PrefixCache
+from ..radix_key import RadixKey
 from ..request_kv import RequestKV
 from .label_worker import LabelWorker
 from .oracle import CacheOracle, ModelRequest, NoRoomError, PastEpoch
@@ -27,6 +28,7 @@ class Live:
         tokens: Its final tokens, never fewer than `committed_len`.
         drafts: Tokens that it tries behind them.
         computed_len: Positions whose labels the worker has written.
+        key: What it was admitted with, if it was not plain tokens.
     """
 
     kv: RequestKV
@@ -34,6 +36,15 @@ class Live:
     tokens: list[int]
     drafts: list[int] = field(default_factory=list[int])
     computed_len: int = 0
+    key: RadixKey | None = None
+
+    def spell(self, *more: int) -> list[int] | RadixKey:
+        """Return its tokens, and with plain ones some more, as it was admitted."""
+        key = self.key
+        if key is None:
+            return [*self.tokens, *more]
+        key.extend(self.tokens[len(key) :])
+        return key
 
 
 class Refusal:
@@ -55,7 +66,8 @@ class CheckedCache:
 
     The operations have the names of `CacheOracle`. Each of them makes the call of the
     cache, lets the worker compute what is to be computed, and asserts that the result
-    is that of the oracle: also where that is a typed error without any change.
+    is that of the oracle: also where that is a typed error without any change. Every
+    second request says its tokens as a `RadixKey`.
 
     Attributes:
         cache: The cache.
@@ -104,6 +116,7 @@ class CheckedCache:
             num_rows=memory.max_num_requests,
             num_columns=oracle.pages_for(memory.max_context_len),
         )
+        self._num_admitted = 0
         self.live: list[Live] = []
         self.gone: list[RequestKV] = []
         self.texts: dict[tuple[Hashable, tuple[int, ...]], None] = {}
@@ -128,9 +141,11 @@ class CheckedCache:
         self._remember(namespace, tokens)
         before = self.snapshot()
         model = self.oracle.admit(tokens, namespace, priority)
+        key = RadixKey(tokens, namespace) if self._num_admitted % 2 else None
+        self._num_admitted += 1
         kv = self.cache.admit(
-            tokens,
-            namespace=namespace,
+            tokens if key is None else key,
+            namespace=namespace if key is None else None,
             priority=priority,
             computed_len=computed_len,
         )
@@ -140,7 +155,7 @@ class CheckedCache:
             assert before == self.snapshot()
             return None
         self.oracle.see_pages(model, self.pages_of(kv))
-        live = Live(kv, model, list(tokens), computed_len=kv.committed_len)
+        live = Live(kv, model, list(tokens), [], kv.committed_len, key)
         self.live.append(live)
         return live
 
@@ -186,12 +201,12 @@ class CheckedCache:
     def publish(self, live: Live) -> None:
         """Publish what `live` has computed; it runs on."""
         # Tokens behind the computed ones are known, but nobody's business.
-        self.cache.cache_unfinished_req(live.kv, [*live.tokens, 7])
+        self.cache.cache_unfinished_req(live.kv, live.spell(7))
         self.oracle.publish(live.model, live.tokens)
 
     def finish(self, live: Live) -> None:
         """Publish what `live` has computed, and end it."""
-        self.cache.cache_finished_req(live.kv, live.tokens)
+        self.cache.cache_finished_req(live.kv, live.spell())
         self.oracle.finish(live.model, live.tokens)
         self._close(live)
 
@@ -338,6 +353,7 @@ class CheckedCache:
         for namespace, text in self.texts:
             expected = self.oracle.match(namespace, text)
             assert expected == self.cache.match_prefix(text, namespace)
+            assert expected == self.cache.match_prefix(RadixKey(text, namespace))
 
     def check_requests(self) -> None:
         """The lengths and the pages of each request are the oracle's."""

@@ -222,7 +222,7 @@ class GhostLife:
             found: list[tuple[str, int]] = []
             start = hit
             if hit < len(raw):
-                for stop, by, when in self.ghosts.follow(node, raw, hit):
+                for stop, by, when in self.ghosts.follow(node, raw, hit, len(raw)):
                     found += [(by, when)] * len(self.ends(start, stop))
                     start = stop
             expected = [

@@ -120,7 +120,7 @@ def test_b54_a_second_prompt_in_flight_hits_nothing_and_is_told_why() -> None:
 def test_a_prompt_is_remembered_until_it_is_published() -> None:
     cache = make_cache()
     request = run(cache, span(1, 9))
-    assert np.array(span(1, 8), np.int32).tobytes() == request.awaited
+    assert np.array(span(1, 9), np.int32).tobytes() == request.awaited
     cache.cache_unfinished_req(request, span(1, 9))
 
     assert b"" == request.awaited
@@ -478,13 +478,13 @@ def test_a_tail_that_was_forgotten_leaves_no_trace() -> None:
     tree.unlock(node)
     publish(b"aaaabbbbdddd")
     tree.evict(1)
-    assert [12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 8)]
+    assert [12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 8, 12)]
     tree.evict(1)
     node, _ = tree.acquire(None, b"aaaa")
 
-    assert [] == ghosts.follow(node, b"aaaacccc", 4)
-    assert [8, 12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 4)]
-    assert [8] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbcccc", 4)]
+    assert [] == ghosts.follow(node, b"aaaacccc", 4, 8)
+    assert [8, 12] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbdddd", 4, 12)]
+    assert [8] == [at for at, _, _ in ghosts.follow(node, b"aaaabbbbcccc", 4, 12)]
 
 
 def test_a_node_may_grow_where_its_tail_was_forgotten() -> None:
@@ -505,11 +505,11 @@ def test_a_node_may_grow_where_its_tail_was_forgotten() -> None:
     tree.unlock(leaf)
     tree.evict(1)
 
-    assert [] == ghosts.follow(leaf, b"aaaabbbb", 4)
+    assert [] == ghosts.follow(leaf, b"aaaabbbb", 4, 8)
     assert ghosts.has_forgotten
-    assert [] == ghosts.follow(leaf, b"aaaadddd", 4)
+    assert [] == ghosts.follow(leaf, b"aaaadddd", 4, 8)
     assert not ghosts.has_forgotten
-    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4)]
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4, 8)]
     assert not ghosts._inside
 
 
@@ -552,8 +552,8 @@ def test_a_node_that_grows_again_may_have_had_children() -> None:
     assert 1 == ghosts.num_pages
     tree.evict(1)
 
-    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4)]
-    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaabbbb", 4)]
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaacccc", 4, 8)]
+    assert [8] == [at for at, _, _ in ghosts.follow(leaf, b"aaaabbbb", 4, 8)]
 
 
 def test_many_may_begin_with_the_same_page() -> None:

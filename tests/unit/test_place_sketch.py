@@ -17,6 +17,7 @@ from radixkv.mem_cache.place_sketch import (
     MAX_NUM_KEYS,
     PlaceSketch,
     namespace_key,
+    page_key,
 )
 
 
@@ -28,10 +29,13 @@ def test_it_has_what_was_added_and_hardly_anything_else() -> None:
     """Neighbouring places and pages, which a plain checksum would mix up."""
     sketch = PlaceSketch()
     for i in range(60_000):
-        sketch.add(2 * i, page_of(i % 300))
+        sketch.add(page_key(2 * i, page_of(i % 300)))
 
-    assert all(sketch.has(2 * i, page_of(i % 300)) for i in range(60_000))
-    assert sum(sketch.has(2 * i, page_of(300 + i % 300)) for i in range(60_000)) < 60
+    assert all(sketch.has(page_key(2 * i, page_of(i % 300))) for i in range(60_000))
+    assert (
+        sum(sketch.has(page_key(2 * i, page_of(300 + i % 300))) for i in range(60_000))
+        < 60
+    )
 
 
 @pytest.mark.slow
@@ -39,11 +43,11 @@ def test_a_full_sketch_errs_in_less_than_one_of_fifty() -> None:
     sketch = PlaceSketch()
     num_keys = 2 * MAX_NUM_KEYS - 1
     for i in range(num_keys):
-        sketch.add(2 * i, page_of(i % 1000))
-    num_wrong = sum(sketch.has(2 * i, page_of(5000)) for i in range(20_000))
+        sketch.add(page_key(2 * i, page_of(i % 1000)))
+    num_wrong = sum(sketch.has(page_key(2 * i, page_of(5000))) for i in range(20_000))
     newest = range(num_keys - MAX_NUM_KEYS, num_keys, 7)
 
-    assert all(sketch.has(2 * i, page_of(i % 1000)) for i in newest)
+    assert all(sketch.has(page_key(2 * i, page_of(i % 1000))) for i in newest)
     assert 0 < num_wrong < 400
 
 
@@ -56,13 +60,13 @@ def test_the_older_half_is_forgotten_as_a_whole(
     sketch = PlaceSketch()
     page = page_of(1)
     for place in range(4):
-        sketch.add(place, page)
+        sketch.add(page_key(place, page))
 
-    assert all(sketch.has(place, page) for place in range(4))
+    assert all(sketch.has(page_key(place, page)) for place in range(4))
     for place in range(4, 8):
-        sketch.add(place, page)
-    assert not any(sketch.has(place, page) for place in range(4))
-    assert all(sketch.has(place, page) for place in range(4, 8))
+        sketch.add(page_key(place, page))
+    assert not any(sketch.has(page_key(place, page)) for place in range(4))
+    assert all(sketch.has(page_key(place, page)) for place in range(4, 8))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from radixkv.mem_cache import LengthError, TokenError
-from radixkv.mem_cache.tokens import key_bytes
 
 from .driver import Wrong, compute, insert, law, make_cache, run
 
@@ -170,30 +169,6 @@ def test_admission_copies_a_read_only_array_without_complaint() -> None:
 
 
 LONG = np.arange(1000, dtype=np.int32)
-
-
-@pytest.mark.parametrize("num_known", [0, 400, 999, 1000])
-@pytest.mark.parametrize(("start", "stop"), [(0, 1000), (100, 900), (600, 610)])
-@pytest.mark.parametrize("changed", [None, 0, 150, 605, 999])
-def test_a_key_is_of_the_tokens_whatever_is_known_of_them(
-    num_known: int, start: int, stop: int, changed: int | None
-) -> None:
-    known = LONG[:num_known].copy()
-    if changed is not None and changed < num_known:
-        known[changed] = 7_000
-
-    expected = LONG[start:stop].tobytes()
-    for tokens in (LONG, np.repeat(LONG, 2)[::2], LONG.tolist()):
-        key, at = key_bytes(tokens, start, stop, known=known.tobytes())
-        assert expected == key[at:]
-
-
-def test_a_long_prompt_is_not_copied_where_it_is_known() -> None:
-    known = LONG.tobytes()
-    key, at = key_bytes(LONG, 300, 1000, known=known)
-
-    assert key is known
-    assert at == 1200
 
 
 def test_what_is_published_is_what_is_given_then_not_what_was_admitted() -> None:
