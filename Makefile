@@ -7,7 +7,7 @@ DOCS := $(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet
 # Tiny models gain nothing from more threads, and on a busy machine lose a lot.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# As many workers as there are cores, but no more than so many: each takes about 1.5 GB.
+# As many workers as there are cores, but no more than so many: each takes up to 2 GB.
 # A file is run by one worker, so that what its tests share is made once. Files begin in
 # the order of their names, which puts the short ones of tests/unit at the end.
 PYTEST_WORKERS ?= 4
