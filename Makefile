@@ -7,6 +7,13 @@ DOCS := $(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet
 # Tiny models gain nothing from more threads, and on a busy machine lose a lot.
 ONE_THREAD := OMP_NUM_THREADS=1
 
+# As many workers as there are cores, but no more than so many: each takes up to 2 GB.
+# A file is run by one worker, so that what its tests share is made once. Files begin in
+# the order of their names, which puts the short ones of tests/unit at the end.
+PYTEST_WORKERS ?= 4
+PARALLEL := --numprocesses=logical --maxprocesses=$(PYTEST_WORKERS) \
+  --dist=loadfile --no-loadscope-reorder
+
 # The wheel of pyright is used as it is: no look-up of newer versions.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -27,7 +34,7 @@ test: .venv/.installed-dev ## Run every check, as CI does; stops at the first th
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory docs
-	$(ONE_THREAD) $(BIN)/pytest --hypothesis-profile=ci
+	$(ONE_THREAD) $(BIN)/pytest --hypothesis-profile=ci $(PARALLEL)
 
 docs: .venv/.installed-dev ## Build the documentation and run its examples.
 	$(DOCS) -b html docs docs/_build/html

@@ -16,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 # No deadline: a slow machine must not fail a test.
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
-    "ci", max_examples=300, deadline=None, derandomize=True, print_blob=True
+    "ci", max_examples=100, deadline=None, derandomize=True, print_blob=True
 )
 settings.register_profile("nightly", max_examples=5_000, deadline=None, print_blob=True)
 # Many short runs, each of which has to fail or not, and need not say why.

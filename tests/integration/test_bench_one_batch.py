@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from radixkv.scheduling.benchmark import (
     compare_with_model,
     comparison,
     one_batch,
+    progress,
     synthetic_prompts,
 )
 from radixkv.scheduling.cli import main
@@ -52,7 +54,11 @@ class Refused(Protocol):
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[object, str, str]]:
-    """Run the command; its exit code and what it printed."""
+    """Run the command; its exit code and what it printed.
+
+    No line of progress is among it: how many there are depends on the machine.
+    """
+    monkeypatch.setattr(progress, "_INTERVAL_S", math.inf)
 
     def run(model: str, *args: str) -> tuple[object, str, str]:
         argv = ["radixkv", "bench-one-batch", "--model", model, *args]

@@ -7,7 +7,7 @@ what is compiled is what the launchers ask for: their types, constants and align
 
 Tests call `compile_ahead`; as a script, this prints what it returns as JSON::
 
-    python tests/kernels/aot.py launches_pages [launch ...]
+    python tests/kernels/aot.py sm_80,gfx942 launches_pages [launch ...]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -66,12 +66,15 @@ class Compiled:
     access_bytes: int
 
 
-def compile_ahead(launch_file: str, *launches: str) -> list[Compiled]:
-    """Compile what a launch file launches for every target, in a fresh process.
+def compile_ahead(
+    launch_file: str, *launches: str, targets: Iterable[str] = TARGETS
+) -> list[Compiled]:
+    """Compile what a launch file launches, in a fresh process.
 
     Args:
         launch_file: Name of a file beside this one, without `.py`.
         *launches: Names in its `LAUNCHES`; all of them if none is given.
+        targets: Keys of `TARGETS`.
 
     Returns:
         Each variant once, in the order in which the launches need them.
@@ -84,7 +87,7 @@ def compile_ahead(launch_file: str, *launches: str) -> list[Compiled]:
             "TRITON_DEFAULT_FP_FUSION": "1",  # what it is anyway; now without a warning
         }
         result = subprocess.run(
-            [sys.executable, __file__, launch_file, *launches],
+            [sys.executable, __file__, ",".join(targets), launch_file, *launches],
             env=environment,
             stdout=subprocess.PIPE,
             check=True,
@@ -114,8 +117,10 @@ class OfflineDriver:
         return 0
 
 
-def compile_launches(launches: dict[str, Callable[[], object]]) -> list[Compiled]:
-    """Run launches for every target, compiling instead of launching."""
+def compile_launches(
+    targets: Iterable[str], launches: dict[str, Callable[[], object]]
+) -> list[Compiled]:
+    """Run launches for some targets, compiling instead of launching."""
     runtime: Any = import_module("triton.runtime")
     run = runtime.JITFunction.run
     variants: dict[object, tuple[str, str]] = {}
@@ -129,7 +134,7 @@ def compile_launches(launches: dict[str, Callable[[], object]]) -> list[Compiled
     # The tensors are on the CPU, which launchers refuse otherwise.
     any_backend: Any = backend
     any_backend.is_interpreted = lambda: True
-    for target in TARGETS:
+    for target in targets:
         runtime.driver.set_active(OfflineDriver(target))
         for name, launch in launches.items():
             launching = name, target
@@ -189,11 +194,14 @@ def accesses(asm: dict[str, str]) -> Iterator[int]:
             yield 4 * int(count or 1) if not is_byte else 1
 
 
-def main(launch_file: str, *names: str) -> None:
+def main(targets: str, launch_file: str, *names: str) -> None:
     """Print what the launches of a file compile, as JSON."""
     launches = import_module(Path(launch_file).stem).LAUNCHES
     chosen = {name: launches[name] for name in names} if names else launches
-    json.dump([asdict(each) for each in compile_launches(chosen)], sys.stdout)
+    json.dump(
+        [asdict(each) for each in compile_launches(targets.split(","), chosen)],
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":

@@ -103,6 +103,9 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "256 plain": {"head_dim": 256},
     "mla": {"head_dim": 576, "v_head_dim": 512, "num_heads": (128, 1)},
 }
+REPEATED: Final = "128"
+"""The shape that is launched again, for other batches."""
+
 AGAIN: Final = "again"
 OPS: Final = {"extend": False, "decode": True}
 

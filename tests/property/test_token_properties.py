@@ -32,6 +32,9 @@ class Index:
     def __index__(self) -> int:
         return 3
 
+    def __repr__(self) -> str:
+        return "Index()"
+
 
 def tokens_by_numpy(tokens: Wrong) -> np.ndarray:
     """Read token ids as they are documented, or refuse them."""

@@ -92,16 +92,22 @@ class Crowded:
         return 7
 
 
-NEARLY_EQUAL: list[list[Hashable]] = [
-    [None, "", "None", (), (None,), 0, b""],
-    ["a", ("a",), ("a", None), (None, "a"), ("a", ""), ("", "a"), b"a", "a "],
-    [("a", "b"), ("ab",), "ab", ("b", "a"), ("a", ("b",)), frozenset("ab")],
-    [("adapter", 1), ("adapter", 2), ("adapter", "1"), ("adapter", 12), "adapter1"],
-    [Crowded("a"), Crowded("b"), Crowded("ab")],
-]
+NEARLY_EQUAL: dict[str, list[Hashable]] = {
+    "empty": [None, "", "None", (), (None,), 0, b""],
+    "filled": ["a", ("a",), ("a", None), (None, "a"), ("a", ""), ("", "a"), b"a", "a "],
+    "cut": [("a", "b"), ("ab",), "ab", ("b", "a"), ("a", ("b",)), frozenset("ab")],
+    "numbered": [
+        ("adapter", 1),
+        ("adapter", 2),
+        ("adapter", "1"),
+        ("adapter", 12),
+        "adapter1",
+    ],
+    "crowded": [Crowded("a"), Crowded("b"), Crowded("ab")],
+}
 
 
-@pytest.mark.parametrize("namespaces", NEARLY_EQUAL, ids=str)
+@pytest.mark.parametrize("namespaces", NEARLY_EQUAL.values(), ids=NEARLY_EQUAL)
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_nearly_equal_namespaces_share_nothing(
     namespaces: list[Hashable], page_size: int

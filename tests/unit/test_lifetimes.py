@@ -19,6 +19,15 @@ from .driver import Wrong, admit, insert, make_cache, make_memory, run, span
 from .lifetimes import num_leaves_alive
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _others_out_of_sight() -> Iterator[None]:
+    """Hide from the collector what was there before, or each look takes a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Switch the collector off, after it freed what others left behind."""

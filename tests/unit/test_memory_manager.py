@@ -113,7 +113,9 @@ def test_a_refused_cache_leaves_the_memory_to_the_next_one() -> None:
     RadixCache(memory).check_integrity()
 
 
-@pytest.mark.parametrize("pool", [FakePool(3, 2), FakePool(4, 16)], ids=repr)
+@pytest.mark.parametrize(
+    "pool", [FakePool(3, 2), FakePool(4, 16)], ids=["pages", "slots"]
+)
 def test_a_pool_of_other_sizes_is_refused(pool: FakePool) -> None:
     with pytest.raises(ConfigError, match="kv_pool"):
         make(pool)

@@ -188,7 +188,7 @@ def test_values_are_those_that_were_written_last(counters: SharedCounters) -> No
         assert CounterValues(i, 2, 3, 4, i + 9) == counters.read()
 
 
-@pytest.mark.parametrize("name", [None, NAME])
+@pytest.mark.parametrize("name", [None, NAME], ids=["picked", "given"])
 def test_nothing_is_left_behind(name: str | None) -> None:
     with SharedCounters.create(name) as made:
         with SharedCounters.attach(made.name) as reader:
