@@ -34,6 +34,7 @@ HOT = [
     "sharded_dict",
     "sizes",
     "stale_first",
+    "step_builder",
     "tokens",
     "virtual_tokens",
 ]

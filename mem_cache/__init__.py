@@ -83,6 +83,7 @@ from .request_kv import RequestKV
 from .request_table import PADDING_ROW, RequestTable
 from .room_forecast import Obstacle
 from .stats import CacheStats, NamespaceStats
+from .step_builder import StepBuilder
 from .victims import Victim
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ __all__ = [
     "SlidingWindowSpec",
     "SpecConflictError",
     "StalledError",
+    "StepBuilder",
     "TokenError",
     "TokenToKVPoolAllocator",
     "TreeView",

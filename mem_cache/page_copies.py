@@ -43,15 +43,19 @@ class PageCopies:
         """
         chain_copies(self.pending, copies)
 
-    def take(self, handed_out: bytes = b"") -> dict[int, int]:
-        """Return what is pending and still of use; then nothing is pending.
-
-        Of no use is what would be copied to a page that is free by now, or that was
-        handed out again.
+    def drop(self, handed_out: bytes) -> None:
+        """Take note that pages were handed out, to be computed: nothing goes there.
 
         Args:
-            handed_out: Page ids that were handed out since the last `add`, to be
-                computed; the bytes of int32.
+            handed_out: Page ids, the bytes of int32.
+        """
+        for page in np.frombuffer(handed_out, np.int32).tolist():
+            self.pending.pop(page, None)
+
+    def take(self) -> dict[int, int]:
+        """Return what is pending and still of use; then nothing is pending.
+
+        Of no use is what would be copied to a page that is free by now.
 
         Returns:
             Source page by target page.
@@ -60,20 +64,8 @@ class PageCopies:
         self.pending = {}
         # A page that is in use by now either had the same owner all the time, or was
         # handed out, or was the target of a newer copy, which replaced the older.
-        for page in np.frombuffer(handed_out, np.int32).tolist():
-            copies.pop(page, None)
         is_in_use = self._allocator.is_in_use
         return {to: source for to, source in copies.items() if is_in_use(to)}
-
-    def send_with(self, info: KVCacheInfo, handed_out: bytes) -> KVCacheInfo:
-        """Return a message that makes all pending copies.
-
-        Args:
-            info: A message without copies.
-            handed_out: See `take`.
-        """
-        copies = self.take(handed_out)
-        return info.with_copies(copies) if copies else info
 
     def recall(self, info: KVCacheInfo) -> None:
         """Take note that the copies of a message were not made: they are pending.

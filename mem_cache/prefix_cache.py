@@ -55,6 +55,7 @@ from .sizes import (
 )
 from .stale_first import end_epoch
 from .stats import CacheStats
+from .step_builder import StepBuilder
 from .tokens import Tokens, as_sequence, check_virtual
 from .victims import Victim, list_victims
 from .virtual_tokens import MAX_NUM_CONTENTS, Digest, VirtualTokens
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 
 
 _get_ident: Final = get_ident  # compiled code finds what is final without a look-up
+
+_NO_COPIES: Final[dict[int, int]] = {}
 
 
 # It is no ABC, as compiled ABCs share what they remember of `isinstance`.
@@ -124,6 +127,7 @@ class PrefixCache(OpenObject):
             memory.allocator, memory.request_table, memory.max_context_len, self._hits
         )
         self._sent = SentMessages()
+        self._step: StepBuilder | None = None
         self._tree = tree
         self._quotas: Quotas | None = None
         self._retention: Retention | None = None
@@ -429,7 +433,10 @@ class PrefixCache(OpenObject):
         """
         if self.watch is not None:
             return self.watch.call(self.alloc_for_extend, requests, new_lens)
-        return self._alloc(self._as_batch(requests), _as_lens(new_lens))
+        step = StepBuilder(self)
+        self._check_no_step()
+        self._grow(step, self._as_batch(requests), _as_lens(new_lens))
+        return self._send(step)
 
     def alloc_for_decode(
         self, requests: Sequence[RequestHandle], num_tokens: Integer = 1
@@ -453,10 +460,29 @@ class PrefixCache(OpenObject):
         """
         if self.watch is not None:
             return self.watch.call(self.alloc_for_decode, requests, num_tokens)
-        num_new = as_size("num_tokens", num_tokens)
-        batch = self._as_batch(requests)
-        lens = [request.committed_len + num_new for request in batch]
-        return self._alloc(batch, lens)
+        step = StepBuilder(self)
+        self._check_no_step()
+        self._grow_by(step, requests, num_tokens)
+        return self._send(step)
+
+    def begin_step(self) -> StepBuilder:
+        """Begin a step of which parts are added one by one, for one message.
+
+        Returns:
+            What gives slots to requests; `StepBuilder.message` or `StepBuilder.recall`
+            ends it, and from its first request until then the cache makes no other
+            message.
+
+        Raises:
+            RequestStateError: The last one has requests and has not ended.
+        """
+        if self.watch is not None:
+            return self.watch.call(self.begin_step)
+        if _get_ident() != self._owner:
+            self._check_thread()
+        self._check_no_step()
+        self._step = StepBuilder(self)
+        return self._step
 
     def recall(self, info: KVCacheInfo) -> None:
         """Take note that a message reached no worker: the next one tells the rest.
@@ -879,23 +905,91 @@ class PrefixCache(OpenObject):
         check_kind("reserved_sizes", sizes, Mapping)
         return {namespace: self._num_pages(sizes[namespace]) for namespace in sizes}
 
-    def _alloc(self, requests: list[RequestKV], lens: list[int]) -> KVCacheInfo:
+    def _check_no_step(self) -> None:
+        """Refuse to make a message before that of a step that has requests."""
+        step = self._step
+        if step is not None and step.rows:
+            raise RequestStateError(f"{step!r} must be packed or recalled before")
+
+    def _extend_step(
+        self,
+        step: StepBuilder,
+        requests: Sequence[RequestHandle],
+        new_lens: Sequence[Integer],
+    ) -> None:
+        """Do as `StepBuilder.extend`."""
+        if self.watch is not None:
+            return self.watch.call(self._extend_step, step, requests, new_lens)
+        step.check_open()
+        self._grow(step, self._as_batch(requests), _as_lens(new_lens))
+
+    def _decode_step(
+        self,
+        step: StepBuilder,
+        requests: Sequence[RequestHandle],
+        num_tokens: Integer,
+    ) -> None:
+        """Do as `StepBuilder.decode`."""
+        if self.watch is not None:
+            return self.watch.call(self._decode_step, step, requests, num_tokens)
+        step.check_open()
+        self._grow_by(step, requests, num_tokens)
+
+    def _end_step(self, step: StepBuilder) -> KVCacheInfo:
+        """Do as `StepBuilder.message`."""
+        if self.watch is not None:
+            return self.watch.call(self._end_step, step)
+        self._check_thread()
+        step.check_open()
+        return self._send(step)
+
+    def _drop_step(self, step: StepBuilder) -> None:
+        """Do as `StepBuilder.recall`."""
+        if self.watch is not None:
+            return self.watch.call(self._drop_step, step)
+        self._check_thread()
+        step.check_open()
+        self._close_step(step)
+        self._running.forget_rows(step.forgotten_rows)
+
+    def _grow_by(
+        self, step: StepBuilder, requests: Sequence[RequestHandle], num_tokens: Integer
+    ) -> None:
+        num_new = as_size("num_tokens", num_tokens)
+        batch = self._as_batch(requests)
+        self._grow(step, batch, [kv.committed_len + num_new for kv in batch])
+
+    def _grow(
+        self, step: StepBuilder, requests: list[RequestKV], lens: list[int]
+    ) -> None:
+        """Give slots to requests, all or nothing, and add them to a step."""
         running = self._running
-        num_pages = running.count_new_pages(requests, lens)
+        num_pages = running.count_new_pages(step, requests, lens)
         if self._quotas is not None and num_pages:
             claims = running.claims(requests, lens)
             self._take_back(self._quotas.make_room(num_pages, claims))
         pages = self._take(num_pages) if num_pages else b""
-        info = running.hand_out(requests, lens, pages)
+        running.grow(step, requests, lens, pages)
         if self._copies.pending:
-            info = self._copies.send_with(info, pages)
+            self._copies.drop(pages)
+
+    def _send(self, step: StepBuilder) -> KVCacheInfo:
+        """End a step; returns its message."""
+        self._close_step(step)
+        copies = self._copies
+        info = step.pack(copies.take() if copies.pending else _NO_COPIES)
         sent = self._sent
         sent.newest.append(info)
         sent.num_sent += 1
         return info
 
+    def _close_step(self, step: StepBuilder) -> None:
+        step.is_open = False
+        if self._step is step:
+            self._step = None
+
     def _take_page(self, request: RequestKV) -> bytes:
-        """Take one page for a request, as `_alloc` would."""
+        """Take one page for a request, as `_grow` would."""
         if self._quotas is not None:
             claims = {} if request.quota is None else {request.quota: 1}
             self._take_back(self._quotas.make_room(1, claims))

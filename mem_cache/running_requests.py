@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from .allocator import TokenToKVPoolAllocator
 from .errors import LengthError, RequestStateError
 from .hit_counters import HitCounters
-from .kv_cache_info import KVCacheInfo
-from .packed_numbers import pack_numbers
 from .radix_node import PAGE_ID_BYTES, RadixNode
 from .request_kv import RequestKV
 from .request_table import RequestTable
+from .step_builder import StepBuilder
 
 if TYPE_CHECKING:
     from .quota import Quota
@@ -99,12 +98,15 @@ class RunningRequests:
         """Tell the workers with the next message that `rows` were given back."""
         self._forgotten_rows = dict.fromkeys([*rows, *self._forgotten_rows])
 
-    def count_new_pages(self, requests: list[RequestKV], lens: list[int]) -> int:
-        """Check the lengths of a batch, and count the pages that it needs.
+    def count_new_pages(
+        self, step: StepBuilder, requests: list[RequestKV], lens: list[int]
+    ) -> int:
+        """Check what is to be added to a step, and count the pages that it needs.
 
         Raises:
             LengthError: A length does not go forward, or too far.
-            RequestStateError: A request is named twice.
+            RequestStateError: A request is named twice, or one that is in the step was
+                given back.
         """
         if len(requests) != len(lens):
             raise LengthError(
@@ -122,8 +124,14 @@ class RunningRequests:
             num_new = -(-new_len // page_size) - len(request.pages) // PAGE_ID_BYTES
             if num_new > 0:
                 num_pages += num_new
+        named = step.requests
         if len(requests) > 1 and len(set(requests)) < len(requests):
             raise RequestStateError("a batch must name each request once")
+        if named:
+            if not named.isdisjoint(requests):
+                raise RequestStateError("a step must name each request once")
+            if not self._forgotten_rows.keys().isdisjoint(step.rows):
+                raise RequestStateError("a request was given back within the step")
         return num_pages
 
     def claims(self, requests: list[RequestKV], lens: list[int]) -> dict[Quota, int]:
@@ -137,22 +145,34 @@ class RunningRequests:
                 claims[quota] = claims.get(quota, 0) + num_new
         return claims
 
-    def hand_out(
-        self, requests: list[RequestKV], lens: list[int], pages: bytes
-    ) -> KVCacheInfo:
-        """Give new pages to the requests of a batch, and tell the workers.
+    def grow(
+        self,
+        step: StepBuilder,
+        requests: list[RequestKV],
+        lens: list[int],
+        pages: bytes,
+    ) -> None:
+        """Give new pages to some requests, and add them to a step.
 
         Args:
-            requests: The batch, checked.
-            lens: Total length of each request after the step.
+            step: What the workers will be told.
+            requests: They were checked.
+            lens: Total length of each after the step.
             pages: As many page ids as they need, the bytes of int32.
         """
         page_size = self._allocator.page_size
-        numbers: list[int] = []
-        page_indptr = [0]
-        parts: list[bytes | bytearray] = [b""]
+        page_starts = step.page_starts
+        page_indptr = step.page_indptr
+        num_sent = page_indptr[-1]
         num_bytes = len(pages)
-        taken = num_sent = 0
+        taken = 0
+        if self._forgotten_rows:
+            step.forgotten_rows += self._forgotten_rows
+            self._forgotten_rows = {}
+        step.requests.update(requests)
+        step.rows += [request.req_pool_idx for request in requests]
+        step.starts += [request.committed_len for request in requests]
+        step.stops += lens
         for request, new_len in zip(requests, lens):  # noqa: B905 - as above
             row = request.pages
             num_pages = num_before = len(row) // PAGE_ID_BYTES
@@ -173,27 +193,17 @@ class RunningRequests:
             num_unknown = num_pages - num_known
             if num_unknown:
                 if num_known == num_before:
-                    parts.append(new_pages)
+                    step.pages.append(new_pages)
                 else:
-                    parts.append(row[num_known * PAGE_ID_BYTES :])
+                    step.pages.append(bytes(row[num_known * PAGE_ID_BYTES :]))
                 num_sent += num_unknown
                 request.num_known_pages = num_pages
                 if not request.has_run:
                     request.has_run = True
                     self._hits.count(request)
-            numbers += (request.req_pool_idx, request.committed_len, new_len, num_known)
+            page_starts.append(num_known)
             page_indptr.append(num_sent)
         self.num_held_pages += taken // PAGE_ID_BYTES
-        forgotten = self._forgotten_rows
-        if forgotten:
-            self._forgotten_rows = {}
-            parts.append(pack_numbers(forgotten))
-        if len(requests) != 1:  # field by field, not request by request
-            rows, starts = numbers[::4], numbers[1::4]
-            numbers = [*rows, *starts, *lens, *numbers[3::4]]
-        numbers += page_indptr
-        parts[0] = pack_numbers(numbers)
-        return KVCacheInfo(len(requests), num_sent, b"".join(parts))
 
     def drop_tail(self, request: RequestKV, new_len: int) -> None:
         """Free a request's own pages behind the one that ``new_len - 1`` is in."""

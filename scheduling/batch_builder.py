@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from radixkv.mem_cache import KVCacheInfo, PrefixCache, RequestKV
+from radixkv.mem_cache import PrefixCache, RequestKV
 
 from .batch import Batch, BatchEntry
 from .request import Request
@@ -21,7 +21,7 @@ class BatchBuilder:
     def __init__(self, cache: PrefixCache) -> None:
         """Start an empty batch on a cache."""
         self._cache = cache
-        self._infos: list[KVCacheInfo] = []
+        self._step = cache.begin_step()
         self.entries: list[BatchEntry] = []
         self.num_tokens = 0
 
@@ -38,10 +38,9 @@ class BatchBuilder:
         if drafts:
             # One call for all: if it is refused, then nobody has pages for drafts.
             lens = [r.scheduled_len + 1 + len(drafts.get(r, ())) for r in requests]
-            info = self._cache.alloc_for_extend(kvs, lens)
+            self._step.extend(kvs, lens)
         else:
-            info = self._cache.alloc_for_decode(kvs)
-        self._infos.append(info)
+            self._step.decode(kvs)
         entries = self.entries
         for request in requests:
             own = drafts.get(request, ())
@@ -58,7 +57,7 @@ class BatchBuilder:
         """Add the next tokens of a prompt, at most its rest; or raise and add none."""
         start = request.scheduled_len
         stop = start + num_tokens
-        self._infos.append(self._cache.alloc_for_extend([kv_of(request)], [stop]))
+        self._step.extend([kv_of(request)], [stop])
         is_last = stop == request.num_tokens
         self.entries.append(BatchEntry(request, start, stop, int(is_last)))
         request.scheduled_len = stop
@@ -70,14 +69,14 @@ class BatchBuilder:
         """Take note that no worker will hear of the batch."""
         for entry in self.entries:
             entry.request.num_in_flight -= 1
-        for info in reversed(self._infos):
-            self._cache.recall(info)
+        self._step.recall()
 
     def batch(self) -> Batch | None:
         """Return what was added, if anything."""
         if not self.entries:
+            self._step.recall()
             return None
-        return Batch(tuple(self.entries), KVCacheInfo.merge(self._infos), self._cache)
+        return Batch(tuple(self.entries), self._step.message(), self._cache)
 
 
 def kv_of(request: Request) -> RequestKV:

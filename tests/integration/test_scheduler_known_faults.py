@@ -15,7 +15,6 @@ from radixkv.mem_cache import (
     ChunkCache,
     LengthError,
     MemoryManager,
-    OutOfPagesError,
     RadixCache,
     RequestStateError,
 )
@@ -27,6 +26,8 @@ from radixkv.scheduling import (
     SchedulerLimits,
 )
 from radixkv.scheduling.testing import CheckedScheduler
+
+from ..unit.failing_steps import fail_steps
 
 
 def make(
@@ -111,14 +112,7 @@ def fail_once(
 ) -> None:
     """Let one call of the cache find no room, whatever is free."""
     checked.may_retract = True
-    cache = checked.cache
-    work = getattr(cache, method)
-
-    def fail(*args: object) -> None:
-        patch.setattr(cache, method, work)
-        raise OutOfPagesError(1, 0, 0, 0, 0)
-
-    patch.setattr(cache, method, fail)
+    fail_steps(patch, checked.cache, method)
 
 
 def retract_one(
@@ -129,7 +123,7 @@ def retract_one(
     second = add(checked, span(11, 14), 5)
     step(checked)
     with monkeypatch.context() as patch:
-        fail_once(patch, checked, "alloc_for_decode")
+        fail_once(patch, checked, "decode")
         checked.step()
     assert (second.status, second.num_retractions) == (RequestStatus.WAITING, 1)
     return first, second
@@ -474,7 +468,7 @@ def test_b88_a_failed_allocation_puts_a_request_back_in_its_place(
     request = add(checked, span(1, 8), 2)
     behind = add(checked, span(21, 28), 2)
     with monkeypatch.context() as patch:
-        fail_once(patch, checked, "alloc_for_extend")
+        fail_once(patch, checked, "extend")
 
         expected = [(running.request_id, 3, 4), (behind.request_id, 0, 8)]
         assert expected == spans(checked)
@@ -500,7 +494,7 @@ def test_b91_a_resumed_request_reuses_its_prompt_and_its_outputs(
     output = request.output_tokens
     assert (5, 12) == (len(output), request.kv and request.kv.committed_len)
     with monkeypatch.context() as patch:
-        fail_once(patch, checked, "alloc_for_decode")
+        fail_once(patch, checked, "decode")
         checked.step()
     assert (request.kv, request.num_retractions) == (None, 1)
 
@@ -521,7 +515,7 @@ def test_b92_locks_balance_when_a_request_is_resumed(
     _, request = retract_one(checked, monkeypatch)
     for _ in range(num_failures):
         with monkeypatch.context() as patch:
-            fail_once(patch, checked, "alloc_for_extend")
+            fail_once(patch, checked, "extend")
             checked.step()
         assert request.kv is None
 

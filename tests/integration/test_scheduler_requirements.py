@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -32,6 +32,8 @@ from radixkv.scheduling import (
 )
 from radixkv.scheduling.testing import LabelRunner
 
+from ..unit.failing_steps import watch_steps
+
 PROMPTS = [list(range(10)), [*range(8), 50, 51], list(range(20, 43))]
 
 
@@ -58,6 +60,32 @@ class FakeKV:
     committed_len: int = 0
     allocated_len: int = 0
     num_pages: int = 0
+
+
+class FakeStep:
+    """The least that a scheduler needs of a step."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+
+    def extend(self, requests: Sequence[FakeKV], new_lens: Sequence[int]) -> None:
+        self.calls.append("extend")
+        self.starts += [kv.committed_len for kv in requests]
+        self.stops += new_lens
+
+    def decode(self, requests: Sequence[FakeKV]) -> None:
+        self.calls.append("decode")
+        self.starts += [kv.committed_len for kv in requests]
+        self.stops += [kv.committed_len + 1 for kv in requests]
+
+    def message(self) -> KVCacheInfo:
+        zeros = [0] * len(self.starts)
+        return KVCacheInfo.pack(zeros, self.starts, self.stops, zeros, [0, *zeros], b"")
+
+    def recall(self) -> None:
+        self.calls.append("recall")
 
 
 class FakeCache:
@@ -97,15 +125,8 @@ class FakeCache:
         self.calls.append("admit")
         return FakeKV()
 
-    def alloc_for_extend(
-        self, requests: Sequence[FakeKV], new_lens: Sequence[int]
-    ) -> KVCacheInfo:
-        self.calls.append("alloc_for_extend")
-        return self._alloc(requests, new_lens)
-
-    def alloc_for_decode(self, requests: Sequence[FakeKV]) -> KVCacheInfo:
-        self.calls.append("alloc_for_decode")
-        return self._alloc(requests, [kv.committed_len + 1 for kv in requests])
+    def begin_step(self) -> FakeStep:
+        return FakeStep(self.calls)
 
     def commit(self, request: FakeKV, new_len: int) -> None:
         request.committed_len = new_len
@@ -119,13 +140,6 @@ class FakeCache:
         self, request: FakeKV, tokens: object, *, prompt_len: int
     ) -> None:
         self.calls.append("cache_finished_req")
-
-    def _alloc(
-        self, requests: Sequence[FakeKV], new_lens: Sequence[int]
-    ) -> KVCacheInfo:
-        starts = [kv.committed_len for kv in requests]
-        zeros = [0] * len(requests)
-        return KVCacheInfo.pack(zeros, starts, new_lens, zeros, [0, *zeros], b"")
 
 
 def test_s0_1_a_server_runs_without_torch_and_without_a_pool() -> None:
@@ -156,8 +170,8 @@ def test_s0_8_a_fake_cache_can_be_injected() -> None:
     Engine(scheduler, NullRunner(9)).generate([request])
 
     assert len(request.output_tokens) == 3
-    expected = ["admit", *["alloc_for_extend", "cache_unfinished_req"] * 2]
-    expected += ["alloc_for_decode"] * 2 + ["cache_finished_req"]
+    expected = ["admit", *["extend", "cache_unfinished_req"] * 2]
+    expected += ["decode"] * 2 + ["cache_finished_req"]
     assert expected == cache.calls
 
 
@@ -216,18 +230,18 @@ def test_s2_3_a_decode_allocates_before_the_length_grows(
     engine.step()
     seen: list[tuple[int, int, int]] = []
 
-    def note(kvs: Sequence[RequestKV]) -> KVCacheInfo:
+    def note(
+        decode: Callable[[Sequence[RequestKV]], None], kvs: Sequence[RequestKV]
+    ) -> None:
         (kv,) = kvs
         before = (request.num_tokens, kv.committed_len, kv.allocated_len)
-        info = alloc_for_decode(kvs)
+        decode([kv])
         assert before[:2] == (request.num_tokens, kv.committed_len)
         # The new slot stands where the newest token does.
         assert kv.allocated_len == request.num_tokens
         seen.append(before)
-        return info
 
-    alloc_for_decode = cache.alloc_for_decode
-    monkeypatch.setattr(cache, "alloc_for_decode", note)
+    watch_steps(monkeypatch, cache, "decode", note)
     engine.step()
 
     assert [(5, 4, 4)] == seen

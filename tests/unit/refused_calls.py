@@ -252,6 +252,7 @@ CALLS: dict[str, Call] = {
     "admit": lambda s: s.cache.admit([1]),
     "alloc_for_decode": lambda s: s.cache.alloc_for_decode([s.busy]),
     "alloc_for_extend": lambda s: s.cache.alloc_for_extend([s.busy], [14]),
+    "begin_step": lambda s: s.cache.begin_step(),
     "bump_epoch": lambda s: s.cache.bump_epoch(None),
     "cache_finished_req": lambda s: s.cache.cache_finished_req(s.busy, s.of[s.busy]),
     "cache_unfinished_req": lambda s: s.cache.cache_unfinished_req(
@@ -337,6 +338,14 @@ for _method, _call in {
     "admission_obstacle": lambda s, n: s.cache.admission_obstacle([1, 2], n),
 }.items():
     refuse(_method, LengthError, _call, [-1, 1.5, "1", None, True])
+
+
+def begin_step_of_one(s: Scene) -> None:
+    s.cache.begin_step().extend([s.busy], [14])
+
+
+for _method in ("alloc_for_decode", "alloc_for_extend", "begin_step"):
+    refuse(_method, RequestStateError, CALLS[_method], prepare=begin_step_of_one)
 
 refuse(
     "recall",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from radixkv.mem_cache import ConfigError, OutOfPagesError, PolicyError, RadixCache
+from radixkv.mem_cache import ConfigError, PolicyError, RadixCache
 from radixkv.scheduling import (
     FinishReason,
     LeastLoss,
@@ -20,6 +20,7 @@ from radixkv.scheduling.retraction_policies import retraction_order
 
 from .deep_state import changes, deep_state
 from .driver import Wrong, span
+from .failing_steps import fail_steps
 from .tiny_scheduler import TinyScheduler
 
 
@@ -40,22 +41,6 @@ def make(num_pages: int, page_size: int = 1, **options: Wrong) -> TinyScheduler:
     """Make a scheduler that runs out of pages soon."""
     options.setdefault("admission", Gambler())
     return TinyScheduler(num_pages, page_size, **options)
-
-
-def fail_once(
-    patch: pytest.MonkeyPatch, tiny: TinyScheduler, method: str, times: int = 1
-) -> None:
-    """Let some calls of the cache find no room, whatever is free."""
-    work = getattr(tiny.cache, method)
-    calls = []
-
-    def fail(*args: object) -> object:
-        calls.append(args)
-        if len(calls) > times:
-            return work(*args)
-        raise OutOfPagesError(1, 0, 0, 0, 0)
-
-    patch.setattr(tiny.cache, method, fail)
 
 
 # Who goes ---------------------------------------------------------------------
@@ -345,7 +330,7 @@ def test_b88_a_failed_allocation_puts_a_request_back_where_it_was(
     tiny.add("b", span(21, 24), 2)
     table = tiny.cache.memory.request_table
     with monkeypatch.context() as patch:
-        fail_once(patch, tiny, "alloc_for_extend")
+        fail_steps(patch, tiny.cache, "extend")
         assert tiny.step() == "b"
 
     assert tiny.requests["a"].kv is None
@@ -373,7 +358,7 @@ def test_b90_a_row_goes_to_the_next_and_who_comes_back_gets_a_fresh_one(
 
     if not preempts:
         with monkeypatch.context() as patch:
-            fail_once(patch, tiny, "alloc_for_decode")
+            fail_steps(patch, tiny.cache, "decode")
             assert tiny.step() == "b"
         assert (table.num_free_rows, first.owner) == (1, None)
     assert tiny.step() == "bc"
@@ -427,7 +412,7 @@ def test_b92_locks_balance_when_a_request_is_resumed(
     tiny.scheduler.abort("a")
 
     with monkeypatch.context() as patch:
-        fail_once(patch, tiny, "alloc_for_extend", num_failures)
+        fail_steps(patch, tiny.cache, "extend", num_failures)
         for _ in range(num_failures):
             assert tiny.step() == ""
             assert request.kv is None

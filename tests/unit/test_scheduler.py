@@ -12,7 +12,6 @@ from radixkv.mem_cache import (
     ConfigError,
     LengthError,
     MemoryManager,
-    OutOfPagesError,
     PolicyError,
     RadixCache,
     RadixKVError,
@@ -33,6 +32,8 @@ from radixkv.scheduling import (
     Scheduler,
     SchedulerLimits,
 )
+
+from .failing_steps import fail_steps
 
 NO_TOKENS = np.array([], np.int32)
 
@@ -566,11 +567,8 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, Request, Batch]:
     step(scheduler)
     assert request.num_computed_tokens == 4
 
-    def fail(*args: object) -> None:
-        raise OutOfPagesError(1, 0, 0, 0, 0)
-
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler.cache, "alloc_for_extend", fail)
+        fail_steps(patch, scheduler.cache, "extend", 9)
         batch = schedule(scheduler)
     assert [("a", 2, 3)] == spans(batch)
     return scheduler, request, batch

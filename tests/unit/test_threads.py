@@ -32,6 +32,7 @@ CACHE_REFUSES: dict[str, Callable[[PrefixCache, RequestKV], object]] = {
     "admit": lambda cache, kv: cache.admit(PROMPT),
     "alloc_for_decode": lambda cache, kv: cache.alloc_for_decode([kv]),
     "alloc_for_extend": lambda cache, kv: cache.alloc_for_extend([kv], [9]),
+    "begin_step": lambda cache, kv: cache.begin_step(),
     "bump_epoch": lambda cache, kv: cache.bump_epoch("other"),
     "cache_finished_req": lambda cache, kv: cache.cache_finished_req(kv, PROMPT),
     "cache_unfinished_req": lambda cache, kv: cache.cache_unfinished_req(kv, PROMPT),
