@@ -705,7 +705,8 @@ class PrefixCache(OpenObject):
 
         The eviction policy starts afresh, too: it is told of each page that goes, then
         its method `reset` is called, if it has one, and a failure of it is forgotten.
-        Counters go on. A message that was made before can no longer be recalled.
+        Counters go on. A message that was made before can no longer be recalled, and a
+        step that has not ended is.
 
         Afterwards any thread may become the owner.
 
@@ -724,6 +725,8 @@ class PrefixCache(OpenObject):
             self._explainer.clear()
         self._restart_policy()
         self._sent.clear()
+        if self._step is not None:
+            self._drop_step(self._step)
         self._allocator.free_all()
         self.memory.request_table.free_all()
         self._owner = None

@@ -135,6 +135,19 @@ def test_nobody_in_a_step_is_given_back_before_others_are_added() -> None:
     assert [2, 3] == rows
 
 
+def test_a_reset_ends_the_step_too() -> None:
+    cache, requests = make()
+    cache.release(requests.pop())
+    step = cache.begin_step()
+    step.decode(requests[:1])
+    for request in requests:
+        cache.release(request)
+    cache.reset()
+
+    assert not step.is_open
+    assert [3, 1, 2] == cache.alloc_for_extend([], []).forgotten_rows.tolist()
+
+
 @pytest.mark.parametrize("end", [StepBuilder.message, StepBuilder.recall])
 def test_a_step_ends_once(end: Callable[[StepBuilder], object]) -> None:
     cache, (decoding, *_) = make()
