@@ -192,12 +192,20 @@ class TokenToKVPoolAllocator:
 
     def free_all(self) -> None:
         """Take every page back: equal to a fresh allocator, order included."""
-        n = self.num_pages
-        self._stack = np.arange(n, 0, -1, dtype=np.int32)
-        self._places = np.arange(n, dtype=np.int32)
+        self._make(self.num_pages)
+
+    def _make(self, n: int) -> None:
+        """Have so many pages, all of them free."""
+        # All that may lack memory comes first, so that nothing has changed then.
+        stack = np.arange(n, 0, -1, dtype=np.int32)
+        places = np.arange(n, dtype=np.int32)
+        state = np.zeros(n + 1, dtype=np.int32)
+        self.num_pages = n
+        self._stack = stack
+        self._places = places
         # Invariant: a page in use has itself as its state, a free page has 0. Page 0 is
         # neither: its state is no page id at all.
-        self._state = np.zeros(n + 1, dtype=np.int32)
+        self._state = state
         self._state[HOLD_PAGE] = -1
         # Reading one number through a view costs half of what an array asks for it.
         self._stack_view = self._stack.data
@@ -224,8 +232,7 @@ class TokenToKVPoolAllocator:
         in_use = self.in_use()
         free = self._stack[: self.num_free_pages]
         free = free[free <= end]
-        self.num_pages = end
-        self.free_all()
+        self._make(end)
         # Pages that come in stay below the others: they are handed out last.
         self.num_free_pages = num_new + len(free)
         self._stack[num_new : self.num_free_pages] = free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import combinations
 from numbers import Number
-from typing import Final, cast
+from typing import Any, Final, cast
 from zlib import crc32
 
 MAX_NUM_KEYS: Final = 1 << 20
@@ -88,10 +88,11 @@ def namespace_key(namespace: Hashable) -> int:
         return crc32(b"text" + namespace.encode("utf-8", "surrogatepass"))
     if isinstance(namespace, bytes):
         return crc32(b"bytes" + namespace)
-    # numpy's numbers compare to no bool, which compiled code would refuse.
-    if isinstance(namespace, Number) and bool(namespace == namespace):
-        number = hash(namespace) & _ALL_BITS  # equal ones share it, whatever their kind
-        return crc32(number.to_bytes(8, "little"))
+    if isinstance(namespace, Number):
+        number: Any = namespace  # of any other type, compiled code would refuse no bool
+        if bool(number == number):
+            key = hash(number) & _ALL_BITS  # equal ones share it, whatever their kind
+            return crc32(key.to_bytes(8, "little"))
     if isinstance(namespace, tuple):
         key = crc32(b"tuple")
         for part in cast(tuple[Hashable, ...], namespace):

@@ -46,6 +46,7 @@ from .sent_messages import SentMessages
 from .sizes import (
     Flag,
     Integer,
+    are_equal,
     as_integer,
     as_length,
     as_size,
@@ -561,6 +562,7 @@ class PrefixCache(OpenObject):
 
         Raises:
             LengthError: `tokens` do not cover `committed_len` or `prompt_len`.
+            ConfigError: `tokens` are a key of another namespace.
             TokenError: `tokens` are no token ids.
             RequestStateError: The request is released or foreign.
 
@@ -595,6 +597,7 @@ class PrefixCache(OpenObject):
 
         Raises:
             LengthError: `tokens` do not cover `committed_len` or `prompt_len`.
+            ConfigError: `tokens` are a key of another namespace.
             TokenError: `tokens` are no token ids.
             RequestStateError: The request is released or foreign.
         """
@@ -1072,6 +1075,15 @@ class PrefixCache(OpenObject):
         prompt_len: Integer | None,
     ) -> RequestKV:
         kv = self._check(request)
+        if (
+            isinstance(tokens, RadixKey)
+            and tokens.namespace is not kv.namespace
+            and not are_equal(tokens.namespace, kv.namespace)
+        ):
+            raise ConfigError(
+                f"a request of namespace {kv.namespace!r} needs a key of it, "
+                f"got {tokens!r}"
+            )
         num_tokens = len(tokens)
         if num_tokens < kv.committed_len:
             raise LengthError(

@@ -35,7 +35,7 @@ class RadixKey:
     [1, 2, 3, 4]
     """
 
-    __slots__ = ("_buffer", "_num_tokens", "_raw", "has_virtual", "namespace")
+    __slots__ = ("_buffer", "_num_tokens", "_raw", "_room", "has_virtual", "namespace")
 
     def __init__(self, tokens: Tokens, namespace: Hashable = None) -> None:
         """Check and copy the tokens.
@@ -58,6 +58,15 @@ class RadixKey:
         # The first tokens, and all of them: until it grows, in the same memory.
         self._raw = ids.tobytes()
         self._buffer: NDArray[np.int32] = np.frombuffer(self._raw, np.int32)
+        self._room = self._buffer  # the same, but to write into, once it has grown
+
+    def __copy__(self) -> RadixKey:
+        """Return a key of the same tokens, which grows on its own."""
+        return RadixKey(self.tokens, self.namespace)
+
+    def __reduce__(self) -> tuple[type[RadixKey], tuple[NDArray[np.int32], Hashable]]:
+        """Pickle the tokens and the namespace."""
+        return RadixKey, (self.tokens, self.namespace)
 
     def __len__(self) -> int:
         """Count the tokens."""
@@ -84,7 +93,7 @@ class RadixKey:
         size = self._num_tokens
         if size == len(self._buffer):
             self._grow(size + 1)
-        self._buffer[size] = token
+        self._room[size] = token
         self._num_tokens = size + 1
 
     def extend(self, tokens: Tokens) -> None:
@@ -99,7 +108,7 @@ class RadixKey:
         size = self._num_tokens + len(ids)
         if size > len(self._buffer):
             self._grow(size)
-        self._buffer[self._num_tokens : size] = ids
+        self._room[self._num_tokens : size] = ids
         self._num_tokens = size
         self.has_virtual = self.has_virtual or has_negative(ids)
 
@@ -128,4 +137,6 @@ class RadixKey:
         # A new array, not resize(): views of the old one are still in use.
         grown = np.empty(max(num_tokens, 2 * len(self._buffer)), np.int32)
         grown[: self._num_tokens] = self.tokens
-        self._buffer = grown
+        self._room = grown
+        self._buffer = grown.view()
+        self._buffer.flags.writeable = False

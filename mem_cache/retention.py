@@ -126,12 +126,14 @@ class Retention:
         if granted and not self._is_listening:
             self._listen()
         left = granted
+        # Asked once: nothing may end later than what is before it.
+        expires = self._clock.now() + ttl if granted and ttl < inf else inf
         for node in path:
             if not left:
                 break
             if left < node.num_pages:
                 node = self._tree.split(node, left * page_bytes)
-            self._grant(node, priority, ttl)
+            self._grant(node, priority, ttl, expires)
             left -= node.num_pages
         return granted
 
@@ -220,9 +222,10 @@ class Retention:
         self._tree.on_evicted.append(self._on_evicted)
         use_retention_index(self._tree, self)
 
-    def _grant(self, node: RadixNode, priority: int, ttl: float) -> None:
+    def _grant(
+        self, node: RadixNode, priority: int, ttl: float, expires: float
+    ) -> None:
         """Retain a node, whose parent is retained; or raise the grant that it has."""
-        expires = self._clock.now() + ttl if ttl < inf else inf
         grant = self._grants.get(node)
         if grant is None:
             grant = _Grant(priority, ttl, expires, self._num_pages_granted)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from .radix_node import RadixNode, RadixRoot
 from .radix_tree import RadixTree
+from .sizes import are_equal
 from .tokens import shared_bytes
 
 MAX_NUM_ROOTS: Final = 8
@@ -71,7 +71,7 @@ class RootDirectory:
             if not other.is_stale:
                 if other is not root:
                     namespace = max(namespace, self._resident_bytes(other, raw, start))
-            elif _are_equal(other.namespace, root.namespace):
+            elif are_equal(other.namespace, root.namespace):
                 epoch = max(epoch, self._resident_bytes(other, raw, start))
         return epoch, namespace
 
@@ -108,14 +108,3 @@ class RootDirectory:
             offset += len(child.key)
             node = child
         return offset if offset > start else 0
-
-
-def _are_equal(left: Hashable, right: Hashable) -> bool:
-    """Tell whether two namespaces are the same key of a dictionary."""
-    if left is right:
-        return True
-    one: Any = left  # of any other type, compiled code would refuse what is no bool
-    try:
-        return hash(left) == hash(right) and bool(one == right)
-    except Exception:  # one that cannot be compared is not the same
-        return False

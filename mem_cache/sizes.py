@@ -130,3 +130,14 @@ def check_hashable(name: str, value: Hashable) -> None:
         hash(value)
     except TypeError:
         raise ConfigError(f"{name} must be hashable, got {value!r}") from None
+
+
+def are_equal(left: Hashable, right: Hashable) -> bool:
+    """Tell whether two namespaces are the same key of a dictionary."""
+    if left is right:
+        return True
+    one: Any = left  # of any other type, compiled code would refuse what is no bool
+    try:
+        return hash(left) == hash(right) and bool(one == right)
+    except Exception:  # one that cannot be compared is not the same
+        return False

@@ -67,7 +67,7 @@ def as_ids(tokens: Tokens) -> NDArray[np.int32]:
     Raises:
         TokenError: `tokens` is anything else.
     """
-    if isinstance(tokens, _ARRAY) and tokens.dtype is _INT32:
+    if type(tokens) is _ARRAY and tokens.dtype is _INT32:
         array = cast("NDArray[np.int32]", tokens)
     else:
         of_ints = _convert_ints(tokens) if isinstance(tokens, (list, tuple)) else None
@@ -85,7 +85,7 @@ def has_negative(tokens: NDArray[np.int32]) -> bool:
     return bool(tokens[tokens.argmin()] < 0)
 
 
-def check_virtual(tokens: NDArray[np.int32], virtual: Container[int] = ()) -> None:
+def check_virtual(tokens: NDArray[np.int32], virtual: Container[int]) -> None:
     """Refuse negative ids that are not in `virtual`.
 
     Raises:
@@ -125,9 +125,11 @@ def _convert_ints(tokens: list[Any] | tuple[Any, ...]) -> NDArray[np.int32] | No
 
 
 def _convert(tokens: Tokens) -> NDArray[np.int32]:
+    if isinstance(tokens, np.ma.MaskedArray):
+        raise TokenError("tokens must be a flat list of integers, got a masked array")
     try:
         array: NDArray[Any] = np.asarray(tokens)
-    except (ValueError, OverflowError, TypeError) as error:
+    except Exception as error:  # whatever an array of another library raises
         raise TokenError(f"tokens must be a flat list of integers: {error}") from error
     if array.size == 0:
         return array.astype(_INT32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
 from traceback import clear_frames
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from .base import ModelRunner
 from .batch import Batch
-from .runner_thread import CallersThread, RunnerThread
+from .runner_thread import CallersThread, Outcome, RunnerThread
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class HandedOver:
         self._tickets: deque[None] = deque([None])
         self._lock = RLock()  # and who gets none waits for who has it
         self._answer: Answer | None = None
-        self._delivery: Future[None] | None = None
+        self._delivery: Outcome | None = None
         self._has_raised = False
 
     def deliver(self, thread: RunnerThread | CallersThread) -> None:
@@ -130,8 +129,8 @@ def clear_frames_of(error: BaseException) -> None:
     Args:
         error: It keeps its traceback, and those of its causes.
     """
-    seen: set[BaseException] = set()
-    while error not in seen:
-        seen.add(error)
+    seen: set[int] = set()  # not every error has a hash
+    while id(error) not in seen:
+        seen.add(id(error))
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__ or error

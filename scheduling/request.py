@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from radixkv.mem_cache.errors import (
     LengthError,
     RequestStateError,
+    TokenError,
 )
 from radixkv.mem_cache.radix_key import RadixKey
 from radixkv.mem_cache.sizes import as_integer, as_size, check_hashable, check_kind
-from radixkv.mem_cache.tokens import Tokens, check_virtual
+from radixkv.mem_cache.tokens import Tokens
 
 from .sampling_params import SamplingParams
 from .usage import RequestUsage
@@ -158,7 +159,10 @@ class Request:
         """
         key = RadixKey(prompt, namespace)
         if key.has_virtual:
-            check_virtual(key.tokens)
+            raise TokenError(
+                "token ids of a Request must be in [0, 2**31), it takes no virtual "
+                f"tokens; got {key.tokens.min()}"
+            )
         if not len(key):
             raise LengthError("a prompt must have >= 1 tokens, got 0")
         check_hashable("request_id", request_id)

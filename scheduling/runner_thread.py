@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
-class RunnerThread(ThreadPoolExecutor):
+class Outcome:
+    """What becomes of a call in another thread.
+
+    Unlike a `Future`, it holds no lock of Python code, which an interrupt of the wait
+    could leave taken.
+    """
+
+    def __init__(self) -> None:
+        """Start without an end."""
+        self._is_there: SimpleQueue[None] = SimpleQueue()
+        self._has_ended = False
+        self._error: BaseException | None = None
+
+    def end(self, error: BaseException | None) -> None:
+        """Say how the call has ended, once."""
+        self._error = error
+        self._has_ended = True
+        self._is_there.put(None)
+
+    def exception(self) -> BaseException | None:
+        """Wait for the end; an interrupt of the wait changes nothing.
+
+        Returns:
+            What the call raised, if anything.
+        """
+        if not self._has_ended:
+            self._is_there.get()
+        return self._error
+
+
+class RunnerThread:
     """One thread, which is let in at once.
 
     A thread that was woken waits until the other one gives the interpreter away, and
@@ -21,38 +47,49 @@ class RunnerThread(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         """Start without a thread; it begins with the first call of `submit`."""
-        super().__init__(1, "radixkv-runner")
+        self._executor = ThreadPoolExecutor(1, "radixkv-runner")
         # Unlike an Event, it holds no lock that an interrupt could leave taken.
         self._begun: SimpleQueue[None] = SimpleQueue()
 
-    def submit(
-        self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
-    ) -> Future[_T]:
+    def submit(self, work: Callable[[], object]) -> Outcome:
         """Let the thread call a function; nothing else may be under way."""
-        return super().submit(self._call, fn, *args, **kwargs)
+        outcome = Outcome()
+        self._executor.submit(self._call, work, outcome)
+        return outcome
 
     def wait_for_begin(self) -> None:
         """Wait until the thread is at what was submitted."""
         self._begun.get()
 
-    def _call(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def shutdown(self) -> None:
+        """Wait for the thread, and end it."""
+        self._executor.shutdown()
+
+    def _call(self, work: Callable[[], object], outcome: Outcome) -> None:
         self._begun.put(None)
-        return fn(*args, **kwargs)
+        _call(work, outcome)
 
 
-class CallersThread(Executor):
+class CallersThread:
     """Does everything at once, in the caller's thread."""
 
-    def submit(
-        self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
-    ) -> Future[_T]:
-        """Call a function; returns a future that is done."""
-        future: Future[_T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
+    def submit(self, work: Callable[[], object]) -> Outcome:
+        """Call a function; returns what became of it."""
+        outcome = Outcome()
+        _call(work, outcome)
+        return outcome
 
     def wait_for_begin(self) -> None:
         """Return: everything is done."""
+
+    def shutdown(self) -> None:
+        """Return: there is no thread."""
+
+
+def _call(work: Callable[[], object], outcome: Outcome) -> None:
+    try:
+        work()
+    except BaseException as error:
+        outcome.end(error)
+    else:
+        outcome.end(None)

@@ -22,6 +22,7 @@ from radixkv.mem_cache import (
     PrefixCache,
     QuotaError,
     RadixCache,
+    RadixKey,
     RadixNode,
     RequestKV,
     RequestStateError,
@@ -338,6 +339,15 @@ for _method, _call in {
     "admission_obstacle": lambda s, n: s.cache.admission_obstacle([1, 2], n),
 }.items():
     refuse(_method, LengthError, _call, [-1, 1.5, "1", None, True])
+
+
+for _method in ("cache_unfinished_req", "cache_finished_req"):
+    refuse(
+        _method,
+        ConfigError,
+        lambda s, key, method=_method: getattr(s.cache, method)(s.busy, key),
+        [RadixKey([1] * 64, "another"), RadixKey([1] * 64, 7)],
+    )
 
 
 def begin_step_of_one(s: Scene) -> None:

@@ -402,3 +402,23 @@ def test_pages_and_rows_may_be_numbers_of_numpy() -> None:
     assert not allocator.is_in_use(pages[0])
     assert allocator.take(np.int64(2)) == pages.tobytes()
     assert table.num_free_rows == 2
+
+
+def test_a_resize_that_lacks_memory_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocator = TokenToKVPoolAllocator(4, 1)
+    pages = allocator.alloc(2)
+    before = (allocator.num_pages, allocator.num_free_pages, free_order(allocator))
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", fail)
+        with pytest.raises(MemoryError):
+            allocator.resize(8)
+
+    after = (allocator.num_pages, allocator.num_free_pages, free_order(allocator))
+    assert before == after
+    assert pages is not None

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -153,6 +154,49 @@ def test_others_go_on_in_a_stream(overlap: bool, error: type[Exception]) -> None
     assert {first[0].error} == {output.error for output in ends}
     if not is_lost:
         assert expected_of(later) == outputs_of(later)
+    check_idle(engine)
+
+
+@dataclass
+class WorkerError(Exception):
+    """It compares by its fields, so it has no hash."""
+
+    text: str
+
+
+@OVERLAP
+def test_an_error_without_a_hash_ends_its_requests_as_any_other(overlap: bool) -> None:
+    engine, runner = make(overlap=overlap)
+    requests = requests_of()
+    runner.befalls = fail(2, error=WorkerError)
+    for request in requests:
+        engine.scheduler.add_request(request)
+    errors = [report.error for report in engine.run()]
+
+    assert WorkerError("step 2") in errors
+    assert {FinishReason.ERROR} == {request.finish_reason for request in requests}
+    check_idle(engine)
+
+
+class Lazy:
+    """An array that is computed when somebody reads it, on a device that has failed."""
+
+    def __array__(self, *args: object, **kwargs: object) -> NDArray[np.int32]:
+        raise RuntimeError("device failed")
+
+
+@OVERLAP
+def test_an_answer_that_cannot_be_read_is_a_failed_step(overlap: bool) -> None:
+    engine, runner = make(overlap=overlap)
+    requests = requests_of()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "run", lambda batch: Lazy())
+        for request in requests:
+            engine.scheduler.add_request(request)
+        errors = [report.error for report in engine.run()]
+
+    assert any("device failed" in str(error) for error in errors)
+    assert {FinishReason.ERROR} == {request.finish_reason for request in requests}
     check_idle(engine)
 
 

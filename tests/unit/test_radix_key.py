@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from array import array
 
 import numpy as np
@@ -17,6 +19,12 @@ from radixkv.mem_cache import (
 
 from .driver import Wrong, compute, make_cache, make_chunk_cache
 
+
+def repickle(key: RadixKey) -> RadixKey:
+    copied: RadixKey = pickle.loads(pickle.dumps(key))
+    return copied
+
+
 IDS = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
 
@@ -30,10 +38,58 @@ def test_a_key_is_its_own_whatever_becomes_of_the_array() -> None:
 
 def test_what_a_key_shows_can_only_be_read() -> None:
     key = RadixKey(IDS)
-    with pytest.raises(ValueError, match="read-only"):
-        key.tokens[0] = 1
-
     assert np.shares_memory(key.tokens, np.frombuffer(key.raw, np.int32))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="read-only"):
+            key.tokens[0] = 1
+        key.append(14)
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, repickle])
+def test_a_copy_of_a_key_grows_on_its_own(clone: Wrong) -> None:
+    key = RadixKey([1, 2, 3], "tenant")
+    key.append(4)
+    other = clone(key)
+    key.append(5)
+    other.append(6)
+
+    assert "tenant" == other.namespace
+    assert [1, 2, 3, 4, 5] == key.tokens.tolist()
+    assert [1, 2, 3, 4, 6] == other.tokens.tolist()
+
+
+def test_a_key_of_another_namespace_is_not_published() -> None:
+    cache = make_cache()
+    request = cache.admit(IDS, namespace="tenant")
+    assert request is not None
+    compute(cache, request, 9)
+    for call in (cache.cache_unfinished_req, cache.cache_finished_req):
+        for key in (RadixKey(IDS, "other"), RadixKey(IDS)):
+            with pytest.raises(ConfigError, match="namespace 'tenant' needs a key"):
+                call(request, key)
+    cache.cache_finished_req(request, RadixKey(IDS, "".join(["ten", "ant"])))
+
+    assert 8 == cache.match_prefix(IDS, "tenant")
+
+
+def test_a_masked_array_is_refused() -> None:
+    ma: Wrong = np.ma
+    masked = ma.array([1, 2, 3], mask=[0, 1, 0], dtype=np.int32)
+    with pytest.raises(TokenError, match="got a masked array"):
+        RadixKey(masked)
+
+
+class Broken:
+    """An array of a device that has failed."""
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise RuntimeError("device failed")
+
+
+def test_an_array_that_cannot_be_read_is_refused() -> None:
+    broken: Wrong = Broken()
+    with pytest.raises(TokenError, match="device failed"):
+        make_cache().match_prefix(broken)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from fractions import Fraction
 
@@ -758,3 +759,15 @@ def test_wrong_grants_are_told() -> None:
     gone = make_node(b"", b"", cache._tree.roots[0])
     retention._grants[gone] = upper
     assert "is retained, but gone" in fault()
+
+
+def test_all_of_a_prefix_ends_at_a_time_whatever_the_clock_does_meanwhile() -> None:
+    clock = itertools.count().__next__
+    memory = make_memory(8, 1, max_context_len=8)
+    cache = RadixCache(memory, clock=clock, retention_share=1.0, debug=True)
+    for tokens in ([2, 1], [2, 3]):
+        insert(cache, tokens)
+    cache.retain([2, 1], ttl=60)
+    cache.check_integrity()
+
+    assert 2 == cache.retained_size

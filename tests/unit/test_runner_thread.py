@@ -17,41 +17,50 @@ def fail() -> None:
 
 def test_it_has_begun_while_it_is_still_at_work() -> None:
     may_end = threading.Event()
-    with RunnerThread() as thread:
-        for number in range(20):
-            may_end.clear()
-            seen: list[str] = []
+    thread = RunnerThread()
+    for number in range(20):
+        may_end.clear()
+        seen: list[str] = []
+        ended: list[int] = []
 
-            def work(seen: list[str] = seen, number: int = number) -> int:
-                seen.append(threading.current_thread().name)
-                assert may_end.wait(TIMEOUT_S)
-                return number
+        def work(
+            seen: list[str] = seen, ended: list[int] = ended, number: int = number
+        ) -> None:
+            seen.append(threading.current_thread().name)
+            assert may_end.wait(TIMEOUT_S)
+            ended.append(number)
 
-            answer = thread.submit(work)
-            thread.wait_for_begin()
-            assert not answer.done()
-            may_end.set()
+        outcome = thread.submit(work)
+        thread.wait_for_begin()
+        assert not ended
+        may_end.set()
 
-            assert number == answer.result(TIMEOUT_S)
-            assert ["radixkv-runner_0"] == seen
+        assert outcome.exception() is None
+        assert ["radixkv-runner_0"] == seen
+        assert [number] == ended
+    thread.shutdown()
 
 
 @pytest.mark.parametrize("kind", [RunnerThread, CallersThread])
-def test_a_failure_is_in_the_answer(
+def test_a_failure_is_in_the_outcome_as_often_as_it_is_asked_for(
     kind: type[RunnerThread] | type[CallersThread],
 ) -> None:
-    with kind() as thread:
-        answer = thread.submit(fail)
-        thread.wait_for_begin()
+    thread = kind()
+    outcome = thread.submit(fail)
+    thread.wait_for_begin()
 
-        assert isinstance(answer.exception(), ArithmeticError)
+    assert isinstance(outcome.exception(), ArithmeticError)
+    assert outcome.exception() is outcome.exception()
+    thread.shutdown()
 
 
 def test_the_callers_thread_is_done_at_once() -> None:
     thread = CallersThread()
+    seen: list[threading.Thread] = []
 
-    answer = thread.submit(threading.current_thread)
+    outcome = thread.submit(lambda: seen.append(threading.current_thread()))
 
-    assert answer.done()
-    assert threading.current_thread() is answer.result()
+    assert [threading.current_thread()] == seen
+    assert outcome.exception() is None
     thread.wait_for_begin()
+    thread.shutdown()
