@@ -211,7 +211,7 @@ class GhostIndex:
         self._inside: dict[RadixNode, dict[int, int]] = {}
         # Of nodes that begin sure and end unsure, the bytes that are sure.
         self._sure_bytes: dict[RadixNode, int] = {}
-        self._sketch = PlaceSketch()
+        self._sketch = PlaceSketch(max_num_pages)
         self._last_place = 0
         self.now = 0
         self.has_forgotten = False
@@ -262,7 +262,7 @@ class GhostIndex:
         self._to_let_go.clear()
         self._inside.clear()
         self._sure_bytes.clear()
-        self._sketch = PlaceSketch()
+        self._sketch = PlaceSketch(self._sketch.max_num_keys)
 
     def follow(
         self, node: RadixNode, raw: bytes, start: int, end: int

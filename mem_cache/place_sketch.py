@@ -8,11 +8,11 @@ from numbers import Number
 from typing import Any, Final, cast
 from zlib import crc32
 
+MIN_NUM_KEYS: Final = 1 << 16
 MAX_NUM_KEYS: Final = 1 << 20
-"""Keys of one generation."""
+"""Fewest and most keys of one generation."""
 
-_NUM_BYTES: Final = MAX_NUM_KEYS << 2
-_AT_MASK: Final = _NUM_BYTES - 1
+_BYTES_PER_KEY: Final = 4
 _SPREAD: Final = 0x9E3779B1
 _ALL_BITS: Final = (1 << 64) - 1
 
@@ -23,26 +23,38 @@ _PATTERNS: Final = bytes(
 
 _NUM_PATTERNS: Final = len(_PATTERNS)
 
+_SHIFT: Final = 22
+"""The bits of a key below choose its byte, at most, and those above its pattern."""
+
 
 class PlaceSketch:
-    """A set of keys that forgets none of the newest million, and takes 8 MiB.
+    """A set of keys that forgets none of the newest, and takes some bytes for each.
 
     A Bloom filter (Bloom, "Space/Time Trade-offs in Hash Coding with Allowable Errors",
     1970) of two generations. All bits of a key are in one byte (Putze, Sanders and
     Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007). When the young
-    generation has `MAX_NUM_KEYS` keys, it becomes the old one, and the one before is
+    generation has `max_num_keys` keys, it becomes the old one, and the one before is
     forgotten. So it may err in both directions: it has fewer than 1 in 50 of the keys
     that were never added; and it has forgotten keys that were added more than
-    `MAX_NUM_KEYS` others ago, at the latest twice as many.
+    `max_num_keys` others ago, at the latest twice as many.
 
-    A generation takes memory from its first key on. A key is 32 bits that are the same
-    in every process; what chooses its byte does not choose its bits in there.
+    A generation takes four bytes a key, from its first key on. A key is 32 bits that
+    are the same in every process; what chooses its byte does not choose its bits in
+    there.
     """
 
-    __slots__ = ("_num_keys", "_old", "_young")
+    __slots__ = ("_at_mask", "_num_keys", "_old", "_young", "max_num_keys")
 
-    def __init__(self) -> None:
-        """Start without keys."""
+    def __init__(self, num_keys: int) -> None:
+        """Start without keys.
+
+        Args:
+            num_keys: How many a generation should have; it has a power of two, between
+                `MIN_NUM_KEYS` and `MAX_NUM_KEYS`.
+        """
+        bounded = min(max(num_keys, MIN_NUM_KEYS), MAX_NUM_KEYS)
+        self.max_num_keys = 1 << (bounded - 1).bit_length()
+        self._at_mask = self.max_num_keys * _BYTES_PER_KEY - 1
         self._young = bytearray()
         self._old = bytearray()
         self._num_keys = 0
@@ -50,18 +62,18 @@ class PlaceSketch:
     def add(self, key: int) -> None:
         """Add a key: that of a page or of a namespace."""
         if not self._num_keys:
-            self._young = bytearray(_NUM_BYTES)
-        self._young[key & _AT_MASK] |= _PATTERNS[key // _NUM_BYTES % _NUM_PATTERNS]
+            self._young = bytearray(self._at_mask + 1)
+        self._young[key & self._at_mask] |= _PATTERNS[(key >> _SHIFT) % _NUM_PATTERNS]
         self._num_keys += 1
-        if self._num_keys == MAX_NUM_KEYS:
+        if self._num_keys == self.max_num_keys:
             self._old = self._young
             self._young = bytearray()
             self._num_keys = 0
 
     def has(self, key: int) -> bool:
         """Tell whether a key was added, as far as is known."""
-        at = key & _AT_MASK
-        pattern = _PATTERNS[key // _NUM_BYTES % _NUM_PATTERNS]
+        at = key & self._at_mask
+        pattern = _PATTERNS[(key >> _SHIFT) % _NUM_PATTERNS]
         young = self._young
         if young and young[at] & pattern == pattern:
             return True

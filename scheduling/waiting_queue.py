@@ -49,8 +49,8 @@ class WaitingQueue:
             self._overtaken[request.arrival] = request
 
     def remove(self, request: Request) -> None:
-        """Take a request out. O(log n)."""
-        del self._requests[request.arrival]
+        """Take a request out, unless an interrupted step has done so. O(log n)."""
+        self._requests.pop(request.arrival, None)
         self._overtaken.pop(request.arrival, None)
 
     @property

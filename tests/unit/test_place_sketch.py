@@ -12,9 +12,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from radixkv.mem_cache import place_sketch
 from radixkv.mem_cache.place_sketch import (
     MAX_NUM_KEYS,
+    MIN_NUM_KEYS,
     PlaceSketch,
     namespace_key,
     page_key,
@@ -27,7 +27,7 @@ def page_of(number: int) -> bytes:
 
 def test_it_has_what_was_added_and_hardly_anything_else() -> None:
     """Neighbouring places and pages, which a plain checksum would mix up."""
-    sketch = PlaceSketch()
+    sketch = PlaceSketch(MAX_NUM_KEYS)
     for i in range(60_000):
         sketch.add(page_key(2 * i, page_of(i % 300)))
 
@@ -40,7 +40,7 @@ def test_it_has_what_was_added_and_hardly_anything_else() -> None:
 
 @pytest.mark.slow
 def test_a_full_sketch_errs_in_less_than_one_of_fifty() -> None:
-    sketch = PlaceSketch()
+    sketch = PlaceSketch(MAX_NUM_KEYS)
     num_keys = 2 * MAX_NUM_KEYS - 1
     for i in range(num_keys):
         sketch.add(page_key(2 * i, page_of(i % 1000)))
@@ -51,22 +51,34 @@ def test_a_full_sketch_errs_in_less_than_one_of_fifty() -> None:
     assert 0 < num_wrong < 400
 
 
-def test_the_older_half_is_forgotten_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if place_sketch.__file__.endswith(".so"):
-        pytest.skip("a compiled module reads no constant again")
-    monkeypatch.setattr(place_sketch, "MAX_NUM_KEYS", 4)
-    sketch = PlaceSketch()
+def test_the_older_half_is_forgotten_as_a_whole() -> None:
+    sketch = PlaceSketch(1)
     page = page_of(1)
-    for place in range(4):
+    size = sketch.max_num_keys
+    for place in range(size):
         sketch.add(page_key(place, page))
 
-    assert all(sketch.has(page_key(place, page)) for place in range(4))
-    for place in range(4, 8):
+    assert all(sketch.has(page_key(place, page)) for place in range(size))
+    for place in range(size, 2 * size):
         sketch.add(page_key(place, page))
-    assert not any(sketch.has(page_key(place, page)) for place in range(4))
-    assert all(sketch.has(page_key(place, page)) for place in range(4, 8))
+    assert 0 == sum(sketch.has(page_key(place, page)) for place in range(size)) // 2_000
+    assert all(sketch.has(page_key(place, page)) for place in range(size, 2 * size))
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_keys"),
+    [
+        (1, MIN_NUM_KEYS),
+        (MIN_NUM_KEYS, MIN_NUM_KEYS),
+        (MIN_NUM_KEYS + 1, 2 * MIN_NUM_KEYS),
+        (MAX_NUM_KEYS, MAX_NUM_KEYS),
+        (10**9, MAX_NUM_KEYS),
+    ],
+)
+def test_it_is_as_large_as_its_cache_within_bounds(
+    num_pages: int, num_keys: int
+) -> None:
+    assert num_keys == PlaceSketch(num_pages).max_num_keys
 
 
 @pytest.mark.parametrize(
