@@ -112,8 +112,9 @@ class StepBuilder:
         """End the step.
 
         Returns:
-            What is to reach every worker: the requests in the order in which they were
-            added, the rows to forget, and the pages to copy before anything else.
+            The message, which is to reach every worker. It lists the requests in the
+            order in which they were added, the rows to forget, and the pages to copy
+            before anything else.
 
         Raises:
             RequestStateError: The step has ended.
