@@ -214,6 +214,8 @@ def test_who_is_queued_again_has_the_same_tokens(
 
     assert expected_of(requests) == outputs_of(requests)
     assert 0 < sum(request.usage.num_requeues for request in requests)
+    # Otherwise, no step of theirs would be prepared ahead any more.
+    assert {0} == {request.num_pending for request in requests}
     assert {None} == {output.error for output in outputs}
     for request in requests:
         told = [output.tokens for output in outputs if output.request is request]
