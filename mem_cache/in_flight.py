@@ -76,13 +76,14 @@ class InFlight:
     def leave(self, request: RequestKV) -> None:
         """Take the prompt out that a request awaits; `join` added it."""
         key = request.awaited
-        if key is self._last_key:
-            self._last_root = None
-            self._last_key = b""
-            return
         node = request.node
         assert node is not None  # it has its lease
         root = node.root
+        # Requests of one `RadixKey` share its bytes, under the roots of two epochs too.
+        if key is self._last_key and root is self._last_root:
+            self._last_root = None
+            self._last_key = b""
+            return
         keys = self._keys[root]
         del keys[bisect_left(keys, key)]
         if not keys:

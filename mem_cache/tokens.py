@@ -129,6 +129,8 @@ def _convert(tokens: Tokens) -> NDArray[np.int32]:
         raise TokenError("tokens must be a flat list of integers, got a masked array")
     try:
         array: NDArray[Any] = np.asarray(tokens)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever an array of another library raises
         raise TokenError(f"tokens must be a flat list of integers: {error}") from error
     if array.size == 0:

@@ -12,7 +12,6 @@ from radixkv.mem_cache import (
     BatchRefusedError,
     ConfigError,
     PagePool,
-    RadixKVError,
     RequestStateError,
     StalledError,
 )
@@ -299,11 +298,11 @@ class Engine:
         self._outputs += self.scheduler.take_outputs()
         return error
 
-    def _update(self, batch: Batch, answer: Answer) -> RadixKVError | None:
+    def _update(self, batch: Batch, answer: Answer) -> Exception | None:
         """Let the scheduler take the tokens; or return why it does not."""
         try:
             self._outputs += self.scheduler.update(batch, answer.next_tokens)
-        except RadixKVError as error:
+        except Exception as error:  # an answer may raise anything when it is read
             if self._oldest() is not batch:
                 raise  # it had begun to take them
             return error

@@ -181,16 +181,22 @@ def test_an_error_without_a_hash_ends_its_requests_as_any_other(overlap: bool) -
 class Lazy:
     """An array that is computed when somebody reads it, on a device that has failed."""
 
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
     def __array__(self, *args: object, **kwargs: object) -> NDArray[np.int32]:
-        raise RuntimeError("device failed")
+        raise self.error("device failed")
 
 
 @OVERLAP
-def test_an_answer_that_cannot_be_read_is_a_failed_step(overlap: bool) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_an_answer_that_cannot_be_read_is_a_failed_step(
+    overlap: bool, error: type[Exception]
+) -> None:
     engine, runner = make(overlap=overlap)
     requests = requests_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "run", lambda batch: Lazy())
+        patch.setattr(runner, "run", lambda batch: Lazy(error))
         for request in requests:
             engine.scheduler.add_request(request)
         errors = [report.error for report in engine.run()]

@@ -252,6 +252,35 @@ def test_a_chunk_cache_takes_keys_too() -> None:
     assert 0 == cache.match_prefix(key)
 
 
+@pytest.mark.parametrize("first_goes_first", [True, False])
+def test_one_key_may_run_in_two_epochs_at_a_time(first_goes_first: bool) -> None:
+    cache = make_cache()
+    key = RadixKey(IDS)
+    requests = [cache.admit(key)]
+    cache.bump_epoch(None)
+    requests.append(cache.admit(key))
+    for request in requests if first_goes_first else requests[::-1]:
+        assert request is not None
+        cache.release(request)
+    again = cache.admit(key)
+    assert again is not None
+    report = again.hit_report
+
+    assert report is not None
+    assert 0 == report.num_unpublished_tokens
+    cache.check_integrity()
+
+
+def test_what_lacks_memory_is_no_wrong_token() -> None:
+    class Large:
+        def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+            raise MemoryError
+
+    large: Wrong = Large()
+    with pytest.raises(MemoryError):
+        RadixKey(large)
+
+
 def test_debug_mode_names_a_key_in_its_calls() -> None:
     memory = MemoryManager(4, 4, max_num_requests=2, max_context_len=16)
     cache = RadixCache(memory, debug=True)
