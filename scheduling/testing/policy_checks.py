@@ -179,4 +179,4 @@ def _facts(request: Request) -> dict[str, object]:
 
 def _get(request: Request, name: str) -> object:
     """Return an attribute as what compares."""
-    return request.tokens.tolist() if name == "_buffer" else getattr(request, name)
+    return request.tokens.tolist() if name == "key" else getattr(request, name)

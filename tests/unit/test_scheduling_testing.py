@@ -115,6 +115,13 @@ class Meddles:
         return list(queue)
 
 
+class Writes:
+    def order(self, queue: QueueView) -> Iterable[Request]:
+        for request in queue:
+            request.key.append(0)
+        return list(queue)
+
+
 class Takes:
     def order(self, queue: Wrong) -> Iterable[Request]:
         queue.remove(next(iter(queue)))
@@ -130,6 +137,7 @@ class Takes:
         (Shuffles, "must give the same orders|must do the same in every run"),
         (Fails, "order must not fail: .*ZeroDivisionError"),
         (Meddles, r"order must not change \['priority'\]"),
+        (Writes, r"order must not change \['key'\]"),
         (Takes, "order must not change the queue"),
     ],
 )
